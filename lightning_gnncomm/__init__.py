@@ -1,0 +1,22 @@
+"""Full-graph training of PyTorch Geometric models over several devices, as PyTorch Lightning strategies."""
+
+from lightning_gnncomm.callbacks import CommunicationMonitor
+from lightning_gnncomm.codecs import CODECS, Codec, IdentityCodec, OneBitCodec
+from lightning_gnncomm.data import GraphDataModule
+from lightning_gnncomm.halo.attach import UnsupportedModuleError
+from lightning_gnncomm.models import NodeClassifier
+from lightning_gnncomm.strategies import HaloStrategy
+
+__all__ = [
+    "CODECS",
+    "Codec",
+    "CommunicationMonitor",
+    "GraphDataModule",
+    "HaloStrategy",
+    "IdentityCodec",
+    "NodeClassifier",
+    "OneBitCodec",
+    "UnsupportedModuleError",
+]
+
+__version__ = "0.1.0.dev0"

@@ -1,0 +1,64 @@
+"""Counting what is handed to the wire, by slot and direction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from lightning_gnncomm.slots import Slot
+
+__all__ = ["Traffic", "TrafficRecord"]
+
+
+@dataclass
+class TrafficRecord:
+    """What one slot has sent and received on this rank since the last reset.
+
+    Args:
+        exchanges: Number of messages.
+        rows: Rows sent.
+        sent_bytes: Bytes handed to torch.distributed for other ranks.
+        received_bytes: Bytes received from other ranks.
+        dense_bytes: Bytes the sent rows would have had without a codec.
+        wait_seconds: Time spent waiting for messages of this slot.
+    """
+
+    exchanges: int = 0
+    rows: int = 0
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    dense_bytes: int = 0
+    wait_seconds: float = 0.0
+
+    def __iadd__(self, other: TrafficRecord) -> TrafficRecord:
+        for name in vars(other):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        return self
+
+
+@dataclass
+class Traffic:
+    """Traffic of this rank, by :class:`~lightning_gnncomm.slots.Slot` (whose role tells the direction).
+
+    Example:
+        >>> traffic = Traffic()
+        >>> traffic.add(Slot("conv", "x"), TrafficRecord(exchanges=1, rows=4, sent_bytes=32, dense_bytes=128))
+        >>> traffic.total().sent_bytes
+        32
+    """
+
+    records: dict[Slot, TrafficRecord] = field(default_factory=dict)
+
+    def add(self, slot: Slot, record: TrafficRecord) -> None:
+        """Add one message to the record of its slot."""
+        self.records.setdefault(slot, TrafficRecord()).__iadd__(record)
+
+    def total(self) -> TrafficRecord:
+        """Return the sum over all slots."""
+        total = TrafficRecord()
+        for record in self.records.values():
+            total += record
+        return total
+
+    def reset(self) -> None:
+        """Forget everything counted so far."""
+        self.records.clear()

@@ -1,0 +1,92 @@
+"""The halo plan of one part: which rows go where, in which order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["HaloPlan"]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class HaloPlan:
+    """Which of a part's rows each peer needs, and how many rows come back.
+
+    It lies on the part as ``batch.halo`` and moves with it between devices. Rows are ordered by peer and, for one peer, by global
+    node id, on both ends, so that no index travels with a message.
+
+    Args:
+        num_local: Number of nodes :math:`n` this part owns.
+        num_global: Number of nodes of the whole graph.
+        send_index: Local rows to send, grouped by the receiving part, shape ``[S]``, int64.
+        send_counts: Rows sent to each part; sums to ``S``, zero for the part itself.
+        recv_counts: Rows received from each part; sums to the halo size ``H``.
+        send_key: Key of each sent row for counter-based rounding (its global node id), shape ``[S]``, int64.
+        recv_key: Key of each halo row for the rounding of its gradient, shape ``[H]``, int64. It names the node *and* this part,
+            since the gradients of one node come from several parts and their rounding errors must be independent.
+
+    Shapes:
+        exchanged rows go from ``[n, *]`` to ``[H, *]``; edges of the part point from ``0..n+H-1`` to ``0..n-1``.
+
+    Example:
+        >>> plan = HaloPlan.trivial(5)
+        >>> plan.num_halo, plan.num_parts
+        (0, 1)
+    """
+
+    num_local: int
+    num_global: int
+    send_index: Tensor
+    send_counts: tuple[int, ...]
+    recv_counts: tuple[int, ...]
+    send_key: Tensor
+    recv_key: Tensor
+
+    def __post_init__(self) -> None:
+        assert len(self.send_counts) == len(self.recv_counts)
+        assert self.send_index.numel() == self.send_key.numel() == sum(self.send_counts)
+        assert self.recv_key.numel() == sum(self.recv_counts)
+
+    @classmethod
+    def trivial(cls, num_nodes: int) -> HaloPlan:
+        """Return the plan of a graph that lies whole on one rank: no halo."""
+        empty = torch.empty(0, dtype=torch.long)
+        return cls(num_nodes, num_nodes, empty, (0,), (0,), empty, empty)
+
+    @property
+    def num_parts(self) -> int:
+        """Number of parts of the graph."""
+        return len(self.send_counts)
+
+    @property
+    def num_halo(self) -> int:
+        """Number of halo rows ``H``."""
+        return sum(self.recv_counts)
+
+    @property
+    def num_sent(self) -> int:
+        """Number of rows ``S`` sent in one exchange."""
+        return sum(self.send_counts)
+
+    def to(self, device: Any, non_blocking: bool = False) -> HaloPlan:
+        """Return the plan with its tensors on ``device`` (``Data.to`` calls this)."""
+        moved = {
+            name: getattr(self, name).to(device=device, non_blocking=non_blocking)
+            for name in ("send_index", "send_key", "recv_key")
+        }
+        return replace(self, **moved)
+
+    def cpu(self) -> HaloPlan:
+        """Return the plan with its tensors in main memory (``Data.cpu`` calls this)."""
+        return self.to("cpu")
+
+    def cuda(self, device: Any = None, non_blocking: bool = False) -> HaloPlan:
+        """Return the plan with its tensors on a GPU, the current one by default (``Data.cuda`` calls this)."""
+        return self.to("cuda" if device is None else device, non_blocking)
+
+    def __repr__(self) -> str:
+        counts = f"num_local={self.num_local}, num_halo={self.num_halo}, num_sent={self.num_sent}"
+        return f"HaloPlan({counts}, num_parts={self.num_parts})"

@@ -1,0 +1,198 @@
+"""What the interceptors of one model share during a step: the plan, the step number and what was exchanged already."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from lightning_gnncomm.comm.channel import Channel
+from lightning_gnncomm.comm.traffic import TrafficRecord
+from lightning_gnncomm.graph.plan import HaloPlan
+from lightning_gnncomm.halo.exchange import all_reduce_sum
+from lightning_gnncomm.halo.remote import RemoteSource
+from lightning_gnncomm.slots import Role, Slot
+
+__all__ = ["HaloContext", "Scope", "TensorCache", "current_scope"]
+
+T = TypeVar("T")
+
+
+class TensorCache(Generic[T]):
+    """Values computed from tensors, found again while those very tensors are unchanged.
+
+    Tensors are compared by identity and version, never by content, so that all ranks hit or miss alike. The least recently used
+    entry goes when there are more than ``capacity``.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._entries: OrderedDict[Any, tuple[Any, T]] = OrderedDict()
+
+    @staticmethod
+    def _key(tensors: tuple[Tensor | None, ...], extra: tuple[Any, ...]) -> Any:
+        return tuple((id(t), -1 if t is None or t.is_inference() else t._version) for t in tensors), extra
+
+    def get(self, *tensors: Tensor | None, extra: tuple[Any, ...] = ()) -> T | None:
+        """Return the value stored for these tensors, or ``None``."""
+        key = self._key(tensors, extra)
+        if key not in self._entries:
+            return None
+        self._entries.move_to_end(key)
+        return self._entries[key][1]
+
+    def put(self, value: T, *tensors: Tensor | None, extra: tuple[Any, ...] = ()) -> T:
+        """Store and return a value; the tensors are kept alive with it, so that an id is never met twice."""
+        self._entries[self._key(tensors, extra)] = (tensors, value)
+        if len(self._entries) > self._capacity:
+            self._entries.popitem(last=False)
+        return value
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._entries.clear()
+
+
+class HaloContext:
+    """The state behind the hooks of one attached model.
+
+    Args:
+        channel: What carries the rows.
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self.source = RemoteSource(channel)
+        self.plan: HaloPlan | None = None
+        self.exact = True
+        self.step_number = 0
+        self._static: set[int] = set()
+        self._calls: Counter[tuple[str, str]] = Counter()
+        self._memo: TensorCache[Tensor] = TensorCache(capacity=8)
+        self._constant: TensorCache[Tensor] = TensorCache(capacity=8)
+        self.norms: TensorCache[Any] = TensorCache(capacity=8)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> HaloContext:
+        return self  # a copy of an attached model talks over the same wire
+
+    @contextmanager
+    def step(self, plan: HaloPlan, tensors: Mapping[str, Any], number: int, exact: bool) -> Iterator[None]:
+        """Run one step on a part.
+
+        Args:
+            plan: Halo plan of the part.
+            tensors: The part's attributes; what is computed from these alone is kept between steps.
+            number: Training step, a counter of the rounding randomness.
+            exact: Whether rows travel unencoded (validation, test, predict).
+        """
+        if plan.num_parts != self.channel.wire.world_size:
+            raise ValueError(
+                f"The batch is one of {plan.num_parts} parts but {self.channel.wire.world_size} ranks are running. "
+                f"Partition the graph into {self.channel.wire.world_size} parts."
+            )
+        self.plan, self.step_number, self.exact = plan, number, exact
+        self._static = {id(value) for value in tensors.values() if isinstance(value, Tensor)}
+        self._calls.clear()
+        try:
+            yield
+        finally:
+            self.plan = None
+            self._static = set()
+            self._memo.clear()
+
+    @property
+    def is_distributed(self) -> bool:
+        """Whether a step over several parts is running, so that layers are intercepted."""
+        return self.plan is not None and self.plan.num_parts > 1
+
+    def is_static(self, tensor: Tensor | None) -> bool:
+        """Return whether a tensor is an attribute of the batch itself, so that what is derived from it can be kept."""
+        return tensor is None or (id(tensor) in self._static and not tensor.requires_grad)
+
+    def forget_rows(self) -> None:
+        """Drop the memo of exchanged rows; they are shared only within one layer call."""
+        self._memo.clear()
+
+    def extend(self, x: Tensor, layer: str, argument: str, dim: int = 0, role: Role = Role.FEATURE) -> Tensor:
+        """Return ``x`` with the halo rows appended along the node dimension ``dim``: ``n -> n + H`` rows.
+
+        A tensor exchanged before in the same layer call is not exchanged again, nor are the batch's own unchanging tensors.
+
+        Raises:
+            ValueError: If ``x`` has another number of rows than the part has nodes.
+        """
+        plan = self.plan
+        assert plan is not None
+        if x.size(dim) != plan.num_local:
+            raise ValueError(
+                f"Layer '{layer}' exchanges '{argument}', which must have one row per node of this rank's part: expected "
+                f"{plan.num_local} rows in dimension {dim}, got shape {tuple(x.shape)}. Tensors over all nodes (an embedding "
+                f"table, say) are indexed by the part's global ids: 'table[batch.n_id]'."
+            )
+        if self.is_static(x) and role is Role.FEATURE:
+            return torch.cat([x, self._constant_rows(x, layer, argument, dim)], dim)
+        found = self._memo.get(x, extra=(dim,))
+        if found is None:
+            moved = x.movedim(dim, 0)
+            rows = self.source.rows(moved, plan, self._slot(layer, argument, role), self.step_number, self.exact)
+            found = self._memo.put(torch.cat([moved, rows]).movedim(0, dim), x, extra=(dim,))
+        return found
+
+    def _constant_rows(self, x: Tensor, layer: str, argument: str, dim: int) -> Tensor:
+        """Return the halo rows of a tensor of the batch itself, exchanged at its first use only."""
+        found = self._constant.get(x, extra=(dim,))
+        if found is None:
+            assert self.plan is not None
+            slot = self._slot(layer, argument, Role.CONSTANT)
+            # Kept rows must serve training as well, also if a validation under inference_mode fetches them first.
+            with torch.inference_mode(False), torch.no_grad():
+                rows = self.source.rows(x.movedim(dim, 0), self.plan, slot, self.step_number, self.exact)
+                found = self._constant.put(rows.movedim(0, dim), x, extra=(dim,))
+        return found
+
+    def all_reduce(self, x: Tensor, layer: str) -> Tensor:
+        """Return the differentiable sum of ``x`` over all ranks (statistics of norms)."""
+        nbytes = x.numel() * x.element_size()
+        record = TrafficRecord(exchanges=1, sent_bytes=nbytes, received_bytes=nbytes, dense_bytes=nbytes)
+        self.channel.traffic.add(Slot(layer, "statistics", role=Role.NORM), record)
+        return all_reduce_sum(x, self.channel.wire)
+
+    def _slot(self, layer: str, argument: str, role: Role) -> Slot:
+        call = self._calls[layer, argument]
+        self._calls[layer, argument] += 1
+        return Slot(layer, argument, call=call, role=role)
+
+
+class Scope(NamedTuple):
+    """The layer call in progress on this thread."""
+
+    context: HaloContext
+    layer: str
+
+
+class _Scopes(threading.local):
+    def __init__(self) -> None:
+        self.stack: list[Scope] = []
+
+
+_scopes = _Scopes()
+
+
+def current_scope() -> Scope | None:
+    """Return the innermost intercepted layer call of this thread whose context is inside a step."""
+    return _scopes.stack[-1] if _scopes.stack else None
+
+
+def enter_scope(scope: Scope) -> None:
+    """Mark the start of a layer call."""
+    _scopes.stack.append(scope)
+
+
+def leave_scope() -> None:
+    """Mark the end of the innermost layer call."""
+    _scopes.stack.pop()

@@ -1,0 +1,24 @@
+"""Halo rows fetched from the ranks that own them."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from lightning_gnncomm.comm.channel import Channel
+from lightning_gnncomm.graph.plan import HaloPlan
+from lightning_gnncomm.halo.exchange import Message, exchange_rows
+from lightning_gnncomm.halo.source import HaloSource
+from lightning_gnncomm.slots import Slot
+
+__all__ = ["RemoteSource"]
+
+
+class RemoteSource(HaloSource):
+    """Fetches halo rows over a :class:`~lightning_gnncomm.comm.channel.Channel`, one collective a call and direction."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+
+    def rows(self, x: Tensor, plan: HaloPlan, slot: Slot, step: int, exact: bool) -> Tensor:
+        """See :meth:`HaloSource.rows`."""
+        return exchange_rows(x, Message(self.channel, plan, slot, step, exact))

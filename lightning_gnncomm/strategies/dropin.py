@@ -1,0 +1,124 @@
+"""One-line drop-in: a user's own loader of one full graph becomes a loader of this rank's part."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.data.lightning import LightningNodeData
+
+from lightning_gnncomm.data.module import PartLoader
+from lightning_gnncomm.graph.assign import assign
+from lightning_gnncomm.graph.partition import build_part
+
+__all__ = ["DropIn", "find_part", "let_full_loader_pass"]
+
+def find_part(*candidates: Any) -> Data | None:
+    """Return the first part of a graph (a ``Data`` with a ``halo`` plan) among step arguments."""
+    for candidate in candidates:
+        if isinstance(candidate, Data) and "halo" in candidate:
+            return candidate
+        if isinstance(candidate, dict):
+            candidate = list(candidate.values())
+        if isinstance(candidate, (list, tuple)) and (found := find_part(*candidate)) is not None:
+            return found
+    return None
+
+
+class DropIn:
+    """Partitions graphs found in loaders; the same graph in several loaders becomes one part.
+
+    Args:
+        rank: This rank.
+        world_size: Number of ranks and parts.
+        broadcast: Sends an object from rank 0 to all ranks.
+        unanimous: Returns on every rank whether all ranks say yes.
+    """
+
+    def __init__(
+        self, rank: int, world_size: int, broadcast: Callable[[Any], Any], unanimous: Callable[[bool], bool]
+    ) -> None:
+        self._rank, self._world_size, self._broadcast, self._unanimous = rank, world_size, broadcast, unanimous
+        self._parts: dict[str, Data] = {}
+
+    def part_loader(self, loader: Iterable[Any]) -> Iterable[Any]:
+        """Return a loader of this rank's part of the one graph that ``loader`` yields.
+
+        Raises:
+            TypeError: If the loader yields something else than a ``Data``.
+            ValueError: If it yields no or several graphs, or not the same graph on all ranks.
+        """
+        if isinstance(loader, PartLoader):
+            return loader
+        items = list(itertools.islice(loader, 2))
+        if len(items) != 1:
+            raise ValueError(
+                f"A halo strategy trains on one graph, but the loader {type(loader).__name__} yields "
+                f"{'no batch' if not items else 'several'}. Give it one full-graph Data, without neighbour sampling."
+            )
+        graph = items[0]
+        if find_part(graph) is not None:
+            return loader
+        if not isinstance(graph, Data):
+            raise TypeError(
+                f"A halo strategy needs a loader of one torch_geometric Data, but {type(loader).__name__} yields "
+                f"{type(graph).__name__}. See GraphDataModule."
+            )
+        key = self._agree(graph)
+        if key not in self._parts:
+            self._parts[key] = build_part(graph, self._assign(graph), self._rank, self._world_size)
+            rank_zero_info(
+                f"Partitioned the loader's graph ({graph.num_nodes} nodes) into {self._world_size} parts. Every rank holds the "
+                f"whole graph to do so; for graphs that do not fit, GraphDataModule lets each rank read its part only."
+            )
+        return PartLoader(self._parts[key])
+
+    def _agree(self, graph: Data) -> str:
+        """Return a digest of the graph, which must be the same on all ranks."""
+        digest = _digest(graph)
+        if not self._unanimous(bool(digest == self._broadcast(digest))):
+            raise ValueError(
+                "The ranks loaded different graphs, so their parts would not fit together. Load or generate the graph from the "
+                "same files and seed on every rank."
+            )
+        return digest
+
+    def _assign(self, graph: Data) -> Tensor:
+        result: Tensor | Exception
+        if self._rank == 0:
+            try:
+                result = assign(graph, self._world_size)
+            except Exception as error:  # all ranks raise what rank 0 met
+                result = error
+        else:
+            result = torch.empty(0)
+        result = self._broadcast(result)
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+
+def _digest(graph: Data) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for key, value in sorted(graph.to_dict().items()):
+        digest.update(key.encode())
+        if isinstance(value, Tensor):
+            digest.update(f"{value.dtype}{tuple(value.shape)}".encode())
+            digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        else:
+            digest.update(repr(value).encode())
+    return digest.hexdigest()
+
+
+def let_full_loader_pass(trainer: pl.Trainer) -> None:
+    """Lift ``LightningNodeData(loader="full")``'s refusal of several devices, since the graph is partitioned here."""
+    datamodule = getattr(trainer, "datamodule", None)
+    if isinstance(datamodule, LightningNodeData) and datamodule.loader == "full":
+        datamodule.prepare_data = lambda: None

@@ -1,0 +1,326 @@
+"""The halo strategy: full-graph training over partitions, the user's module unchanged."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import timedelta
+from typing import Any, Literal
+
+import lightning.pytorch as pl
+import torch
+from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
+from lightning.fabric.plugins.collectives.torch_collective import default_pg_timeout
+from lightning.pytorch.accelerators import Accelerator
+from lightning.pytorch.plugins.precision import Precision
+from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.utilities.exceptions import _augment_message
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch_geometric.data import Data
+from typing_extensions import override
+
+from lightning_gnncomm.codecs.base import Codec, resolve_codec
+from lightning_gnncomm.comm.channel import Channel
+from lightning_gnncomm.comm.gradient import CountingState, counting_allreduce_hook
+from lightning_gnncomm.comm.groups import destroy_group, new_group
+from lightning_gnncomm.comm.schedule import Schedule, resolve_schedule
+from lightning_gnncomm.comm.traffic import Traffic, TrafficRecord
+from lightning_gnncomm.comm.wire import DistributedWire
+from lightning_gnncomm.halo.attach import Attachment, attach
+from lightning_gnncomm.halo.context import HaloContext
+from lightning_gnncomm.strategies.dropin import DropIn, find_part, let_full_loader_pass
+from lightning_gnncomm.strategies.loss import Term, loss_terms, weighted
+from lightning_gnncomm.strategies.meaning import ALREADY_GLOBAL, GraphLog, gather_predictions, mask_counts, synchronise_metrics
+
+__all__ = ["HaloStrategy"]
+
+LossReduction = Literal["auto", "mean", "sum"]
+
+
+class HaloStrategy(DDPStrategy):
+    """Trains a PyG model on one graph partitioned over ranks, as on one device.
+
+    Each rank holds the rows of its own nodes. PyG layers are intercepted where they read rows of remote neighbours, which travel
+    through ``codec`` on ``schedule``; gradients travel back the same way. Losses are weighted, norms take their statistics and
+    ``self.log`` its values over the whole graph. With one rank it is plain training.
+
+    Registered as ``Trainer(strategy="halo")`` (exact) and ``"sylvie_sync"`` (one bit both ways, Sylvie's Sylvie-S).
+
+    Args:
+        codec: Codec of halo rows and their gradients in training: ``"identity"``, ``"one_bit"`` or an instance. Validation, test
+            and predict are always exact.
+        schedule: When rows are due: ``"sync"`` or an instance.
+        loss_reduction: ``"auto"`` reads off the autograd graph over how many rows each term of the loss is a mean or sum.
+            ``"mean"`` takes the loss as a mean over the nodes of ``loss_mask``, ``"sum"`` as a sum over nodes.
+        loss_mask: Attribute of the batch that marks the nodes of a loss with ``loss_reduction="mean"``.
+        allow: Paths of modules to take although they are not known to be exact.
+        seed: Seed of the rounding randomness of lossy codecs.
+        accelerator: See :class:`lightning.pytorch.strategies.DDPStrategy`, also for the arguments below.
+        parallel_devices: Devices of this node.
+        cluster_environment: Where ranks and addresses come from.
+        checkpoint_io: How checkpoints are written.
+        precision_plugin: Precision of the computation.
+        process_group_backend: ``"gloo"`` or ``"nccl"``; by device if ``None``.
+        timeout: After which a collective that a rank does not reach ends with an error.
+        start_method: ``"popen"``, ``"spawn"``, ``"fork"`` or ``"forkserver"``.
+        **kwargs: Arguments of :class:`~torch.nn.parallel.DistributedDataParallel`.
+
+    Raises:
+        UnsupportedModuleError: At set-up, naming each module that would mean something else on several ranks.
+
+    Example:
+        >>> strategy = HaloStrategy(codec="one_bit")
+        >>> strategy.codec.row_nbytes(64, torch.float32)
+        12
+    """
+
+    exchanges_halos = True
+
+    def __init__(
+        self,
+        codec: str | Codec = "identity",
+        schedule: str | Schedule = "sync",
+        loss_reduction: LossReduction = "auto",
+        loss_mask: str = "train_mask",
+        allow: Sequence[str] = (),
+        seed: int = 0,
+        accelerator: Accelerator | None = None,
+        parallel_devices: list[torch.device] | None = None,
+        cluster_environment: ClusterEnvironment | None = None,
+        checkpoint_io: CheckpointIO | None = None,
+        precision_plugin: Precision | None = None,
+        process_group_backend: str | None = None,
+        timeout: timedelta | None = default_pg_timeout,
+        start_method: Literal["popen", "spawn", "fork", "forkserver"] = "popen",
+        **kwargs: Any,
+    ) -> None:
+        if loss_reduction not in ("auto", "mean", "sum"):
+            raise ValueError(f"Expected loss_reduction to be 'auto', 'mean' or 'sum', got {loss_reduction!r}.")
+        super().__init__(
+            accelerator=accelerator,
+            parallel_devices=parallel_devices,
+            cluster_environment=cluster_environment,
+            checkpoint_io=checkpoint_io,
+            precision_plugin=precision_plugin,
+            process_group_backend=process_group_backend,
+            timeout=timeout,
+            start_method=start_method,
+            **kwargs,
+        )
+        # Buffers are computed alike on all ranks (norms by all-reduced statistics); copying rank 0's costs bytes each step.
+        self._ddp_kwargs.pop("broadcast_buffers", None)
+        known = inspect.signature(DistributedDataParallel).parameters
+        self._ddp_kwargs["forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"] = False
+        self.codec = resolve_codec(codec)
+        self.schedule = resolve_schedule(schedule)
+        self.loss_reduction = loss_reduction
+        self.loss_mask = loss_mask
+        self.allow = list(allow)
+        self.seed = seed
+        self.traffic = Traffic()
+        self.gradient_traffic = TrafficRecord()
+        self._wire: DistributedWire | None = None
+        self._attachment: Attachment | None = None
+        self._dropin: DropIn | None = None
+        self._log: GraphLog | None = None
+        self._reverts: list[Callable[[], None]] = []
+        self._moved: dict[int, tuple[Data, Data]] = {}
+        self._backward_ran = False
+
+    # Set-up and tear-down
+
+    @property
+    @override
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        """Every rank sees the one graph: nothing is dealt out among ranks by a sampler."""
+        return {"num_replicas": 1, "rank": 0}
+
+    @override
+    def connect(self, model: pl.LightningModule) -> None:
+        super().connect(model)
+        # Before Lightning hands `log` on to callbacks.
+        self._log = GraphLog(model, lambda: self._wire)
+
+    @override
+    def setup_environment(self) -> None:
+        super().setup_environment()
+        self._layer_sync = None  # batch norms are synchronised here, on any device
+        if self.world_size == 1:
+            return
+        self._wire = DistributedWire(new_group(self._timeout))
+        self._dropin = DropIn(self.global_rank, self.world_size, self.broadcast, self.reduce_boolean_decision)
+        assert self.lightning_module is not None
+        let_full_loader_pass(self.lightning_module.trainer)
+
+    @override
+    def setup(self, trainer: pl.Trainer) -> None:
+        if self._wire is not None:
+            assert self.lightning_module is not None
+            channel = Channel(self._wire, self.codec, self.schedule, self.seed, self.traffic)
+            self._attachment = attach(self.lightning_module, HaloContext(channel), self.allow)
+            self._reverts.append(synchronise_metrics(self.lightning_module))
+            rank_zero_info(
+                f"Halo exchange over {self.world_size} ranks, codec {type(self.codec).__name__}. Scalars given to self.log become "
+                f"means over the nodes of all ranks; log what is no mean (F1, AUROC) as a torchmetrics object."
+            )
+        super().setup(trainer)
+
+    @override
+    def configure_ddp(self) -> None:
+        super().configure_ddp()
+        if self.world_size == 1:
+            return
+        assert isinstance(self.model, DistributedDataParallel)
+        self.model.register_comm_hook(CountingState(self.gradient_traffic), counting_allreduce_hook)
+
+    @override
+    def on_train_start(self) -> None:
+        # Ranks seeded alike would drop the same positions of different nodes.
+        if self.global_rank > 0:
+            torch.manual_seed((torch.initial_seed() + 0x9E3779B97F4A7C15 * self.global_rank) % (1 << 63))
+
+    @override
+    def teardown(self) -> None:
+        self._detach()
+        super().teardown()
+        # The model (and DDP's reducer with it) goes before the groups that its hooks used.
+        if self._wire is not None:
+            destroy_group(self._wire.group)
+            self._wire = None
+
+    def _detach(self) -> None:
+        if self._attachment is not None:
+            self._attachment.detach()
+            self._attachment = None
+        for revert in self._reverts:
+            revert()
+        self._reverts.clear()
+        if self._log is not None:
+            self._log.revert()
+            self._log = None
+        self._dropin = None
+        self._moved.clear()
+
+    @override
+    def on_exception(self, exception: BaseException) -> None:
+        super().on_exception(exception)
+        _augment_message(
+            exception,
+            pattern=".*(Connection closed by peer|Connection reset by peer|Broken pipe|Socket closed).*",
+            new_message=(
+                f"Rank {self.global_rank} lost the connection to another rank, most likely because that rank failed first: look for "
+                f"its traceback above."
+            ),
+        )
+
+    # Data
+
+    @override
+    def process_dataloader(self, dataloader: object) -> object:
+        if self._dropin is None:
+            return dataloader
+        return self._dropin.part_loader(dataloader)  # type: ignore[arg-type]
+
+    @override
+    def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
+        if not (isinstance(batch, Data) and "halo" in batch):
+            return super().batch_to_device(batch, device, dataloader_idx)
+        # A part stays on its device: its tensors, and what is derived from them, are then the same ones at every step.
+        known = self._moved.get(id(batch))
+        if known is None or known[0] is not batch:
+            with torch.inference_mode(False):
+                moved = super().batch_to_device(batch, device, dataloader_idx)
+            known = self._moved[id(batch)] = (batch, moved)
+        return known[1]
+
+    # Steps
+
+    @contextmanager
+    def _step(self, args: tuple[Any, ...], kwargs: dict[str, Any], exact: bool) -> Iterator[Data | None]:
+        if self._attachment is None:
+            yield None
+            return
+        part = find_part(*args, *kwargs.values())
+        if part is None:
+            raise TypeError(
+                "The step's batch holds no part of a graph (a torch_geometric Data with a 'halo' plan). Use GraphDataModule or a "
+                "loader of one full-graph Data, and keep the 'halo' attribute in transforms of the batch."
+            )
+        if self._log is not None:
+            self._log.counts = mask_counts(part)
+        assert self.lightning_module is not None
+        number = self.lightning_module.trainer.fit_loop.total_batch_idx
+        with self._attachment.context.step(part.halo, part.to_dict(), number, exact):
+            yield part
+
+    @override
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        self._backward_ran = False
+        with self._step(args, kwargs, exact=False):
+            output = super().training_step(*args, **kwargs)
+        self._check_manual_backward()
+        return output
+
+    @override
+    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+        with self._step(args, kwargs, exact=True):
+            return super().validation_step(*args, **kwargs)
+
+    @override
+    def test_step(self, *args: Any, **kwargs: Any) -> Any:
+        with self._step(args, kwargs, exact=True):
+            return super().test_step(*args, **kwargs)
+
+    @override
+    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
+        with self._step(args, kwargs, exact=True) as part:
+            output = super().predict_step(*args, **kwargs)
+        if part is None or self._wire is None:
+            return output
+        return gather_predictions(output, part, self._wire)
+
+    @override
+    def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:
+        self._backward_ran = True
+        with self._weighted(closure_loss):
+            return super().backward(closure_loss, optimizer, *args, **kwargs)
+
+    def _weighted(self, loss: Tensor) -> AbstractContextManager[None]:
+        """Make the loss of this rank's nodes its share of the loss over all nodes, for one backward pass."""
+        if self._wire is None or self._log is None or loss.grad_fn is None:
+            return nullcontext()
+        assert self.lightning_module is not None
+        counts = self._log.counts
+        if self.loss_reduction == "auto":
+            divided = self.lightning_module.automatic_optimization
+            terms = loss_terms(loss, divided, set(map(float, counts.values())))
+        elif self.loss_reduction == "sum":
+            terms = [Term(loss.grad_fn, "sum")]
+        else:
+            terms = [Term(loss.grad_fn, "mean", float(counts[self.loss_mask]))]
+        return weighted(loss, terms, self._wire)
+
+    def _check_manual_backward(self) -> None:
+        module = self.lightning_module
+        if self._wire is None or module is None or module.automatic_optimization or self._backward_ran:
+            return
+        if any(parameter.grad is not None for parameter in module.parameters()):
+            raise RuntimeError(
+                "The loss went backward without the strategy, so it was not weighted by this rank's share of the graph. Call "
+                "'self.manual_backward(loss)' instead of 'loss.backward()'."
+            )
+
+    @override
+    def reduce(self, tensor: Any, group: Any | None = None, reduce_op: Any = "mean") -> Any:
+        if group is ALREADY_GLOBAL:
+            return tensor
+        # Means of integers would be floored.
+        if isinstance(tensor, Tensor) and not tensor.is_floating_point() and str(reduce_op).lower() in ("mean", "avg"):
+            tensor = tensor.double()
+        return super().reduce(tensor, group, reduce_op)
+
+

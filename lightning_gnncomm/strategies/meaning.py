@@ -1,0 +1,172 @@
+"""Logged values, metrics and predictions over the whole graph."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.utils import mask_to_index
+from torchmetrics import Metric
+
+from lightning_gnncomm.comm.wire import Wire
+from lightning_gnncomm.strategies.loss import UnknownReductionError, loss_terms
+
+__all__ = ["ALREADY_GLOBAL", "GraphLog", "gather_predictions", "mask_counts"]
+
+ALREADY_GLOBAL = object()
+"""Stands for a process group: a value reduced over it is the same on all ranks already and stays as it is."""
+
+STAGES = ("train", "val", "test")
+
+
+def mask_counts(part: Data) -> dict[str, int]:
+    """Return this rank's number of ``train``, ``val`` and ``test`` nodes (all its nodes where a mask is missing) and of ``all``."""
+    counts = {"all": int(part.num_nodes or 0)}
+    for stage in STAGES:
+        mask = part.get(f"{stage}_mask")
+        usable = isinstance(mask, Tensor) and mask.dtype == torch.bool and mask.dim() == 1
+        counts[stage] = int(mask.sum()) if usable else counts["all"]
+    return counts
+
+
+class GraphLog:
+    """Makes scalars given to ``self.log`` values over the whole graph, as they are on one device.
+
+    A scalar is taken as a mean over some of this rank's nodes, and becomes the mean over those of all ranks. How many nodes is
+    read off, in this order: the autograd graph of a loss; ``batch_size``, if it is given; the mask that the name begins with
+    (``train``, ``val``, ``test``); the mask of the running stage. ``reduce_fx`` ``"sum"``, ``"min"`` and ``"max"`` reduce over
+    ranks in that way. torchmetrics objects synchronise themselves.
+
+    Args:
+        module: The module whose ``log`` is wrapped.
+        wire: Returns the wire, ``None`` while there is one rank.
+    """
+
+    def __init__(self, module: pl.LightningModule, wire: Callable[[], Wire | None]) -> None:
+        self._module, self._wire, self._log = module, wire, module.log
+        self.counts: dict[str, int] = {}
+        self._warned: set[str] = set()
+        module.log = self  # type: ignore[method-assign,assignment]
+
+    def revert(self) -> None:
+        """Give the module its own ``log`` back."""
+        self._module.__dict__.pop("log", None)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> GraphLog:
+        return self
+
+    def __call__(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+        """Log as :meth:`lightning.pytorch.LightningModule.log` does, with a value over the whole graph."""
+        wire = self._wire()
+        positional = ("prog_bar", "logger", "on_step", "on_epoch", "reduce_fx", "enable_graph", "sync_dist")
+        kwargs |= dict(zip(positional, args, strict=False))
+        scalar = isinstance(value, (numbers.Number, Tensor))
+        if wire is None or not scalar or kwargs.get("rank_zero_only") or self._module._trainer is None:
+            self._log(name, value, **kwargs)
+            return
+        value = value if isinstance(value, Tensor) else torch.tensor(value, device=self._module.device)
+        reduce_fx = getattr(kwargs.get("reduce_fx", "mean"), "__name__", kwargs.get("reduce_fx", "mean"))
+        if reduce_fx in ("sum", "min", "max"):
+            total, count = wire.all_reduce(value.detach(), str(reduce_fx)), 1
+        else:
+            total, count = self._mean(name, value, kwargs.get("batch_size"), wire)
+        already = {"sync_dist": True, "sync_dist_group": ALREADY_GLOBAL, "batch_size": max(count, 1)}
+        self._log(name, total, **(kwargs | already))
+
+    def _mean(self, name: str, value: Tensor, batch_size: int | None, wire: Wire) -> tuple[Tensor, int]:
+        weight, is_sum = self._weight(name, value, batch_size)
+        share = float(value.detach().double()) * (1.0 if is_sum else weight) if weight else 0.0
+        sums = wire.all_reduce(torch.tensor([share, weight, float(is_sum)], dtype=torch.float64, device=value.device))
+        count = float(sums[1])
+        dtype = value.dtype if value.is_floating_point() else torch.get_default_dtype()
+        if float(sums[2]):
+            return sums[0].to(dtype), math.ceil(count)
+        return (sums[0] / count if count else sums[0] * math.nan).to(dtype), math.ceil(count)
+
+    def _weight(self, name: str, value: Tensor, batch_size: int | None) -> tuple[float, bool]:
+        """Return over how many rows of this rank a scalar is a mean, and whether it is a sum instead."""
+        if value.grad_fn is not None:
+            try:
+                terms = [term for term in loss_terms(value) if term.kind != "constant"]
+            except UnknownReductionError:
+                terms = []
+            if len({(term.kind, term.count) for term in terms}) == 1:
+                return (1.0, True) if terms[0].kind == "sum" else (terms[0].count, False)
+        counts = self.counts
+        stage = next((s for s in STAGES if name.lower().startswith(s)), None) or self._running_stage()
+        if batch_size is None or (batch_size == 1 and counts.get("all", 1) != 1):
+            return float(counts.get(stage, 1)), False
+        if batch_size == counts.get("all") != counts.get(stage) and name not in self._warned:
+            self._warned.add(name)
+            rank_zero_warn(
+                f"'{name}' was logged with batch_size={batch_size}, the number of all nodes of this rank, so it is taken as a mean "
+                f"over all nodes. If it is a mean over '{stage}_mask', leave batch_size out."
+            )
+        return float(batch_size), False
+
+    def _running_stage(self) -> str:
+        trainer = self._module.trainer
+        if trainer.training:
+            return "train"
+        return "test" if trainer.testing else "val"
+
+
+def synchronise_metrics(module: torch.nn.Module) -> Callable[[], None]:
+    """Let torchmetrics objects return values over all ranks from ``forward`` too; return what reverts it."""
+    changed = [metric for metric in module.modules() if isinstance(metric, Metric) and not metric.dist_sync_on_step]
+    for metric in changed:
+        metric.dist_sync_on_step = True
+
+    def revert() -> None:
+        for metric in changed:
+            metric.dist_sync_on_step = False
+
+    return revert
+
+
+def gather_predictions(output: Any, part: Data, wire: Wire) -> Any:
+    """Return predictions of all nodes in the original order from those of this rank's nodes.
+
+    Args:
+        output: Tensor, or (nested) tuple, list or mapping of tensors, with a row per own node, or per own node of one of the
+            masks (``out[batch.test_mask]``).
+        part: The part they were computed from.
+        wire: The ranks to gather from; every rank gets everything.
+    """
+    if isinstance(output, Mapping):
+        return type(output)((key, gather_predictions(value, part, wire)) for key, value in output.items())  # type: ignore[call-arg]
+    if isinstance(output, tuple) and hasattr(output, "_fields"):
+        return type(output)(*(gather_predictions(value, part, wire) for value in output))
+    if isinstance(output, (tuple, list)):
+        return type(output)(gather_predictions(value, part, wire) for value in output)
+    return _gather_rows(output, part, wire) if isinstance(output, Tensor) else output
+
+
+def _gather_rows(rows: Tensor, part: Data, wire: Wire) -> Tensor:
+    index = _matching_index(rows, part, wire)
+    if index is None:
+        rank_zero_warn(
+            f"predict_step returned a tensor of shape {tuple(rows.shape)}, which has neither a row per node nor a row per node of "
+            f"train_mask, val_mask or test_mask, so it stays what this rank computed from its own nodes."
+        )
+        return rows
+    ids = torch.cat(wire.all_gather(part.n_id[index]))
+    return torch.cat(wire.all_gather(rows))[ids.argsort()]
+
+
+def _matching_index(rows: Tensor, part: Data, wire: Wire) -> Tensor | None:
+    """Return which own nodes the rows belong to; a choice must fit on all ranks."""
+    size = rows.size(0) if rows.dim() else -1
+    candidates = [torch.arange(part.num_nodes or 0, device=part.n_id.device)]
+    masks = [part.get(f"{stage}_mask") for stage in ("test", "val", "train")]
+    candidates += [mask_to_index(mask) for mask in masks if isinstance(mask, Tensor) and mask.dim() == 1]
+    fits = torch.tensor([size == index.numel() for index in candidates], dtype=torch.long, device=part.n_id.device)
+    everywhere = wire.all_reduce(fits, "min").tolist()
+    return next((index for index, fit in zip(candidates, everywhere, strict=True) if fit), None)

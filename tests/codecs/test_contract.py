@@ -1,0 +1,119 @@
+"""What every codec promises, checked for all that are registered."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from lightning_gnncomm.codecs import CODECS, Codec, RoundingKey, resolve_codec
+
+SHAPES = [(0, 0), (0, 5), (3, 0), (1, 1), (4, 8), (5, 13), (200, 64)]
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+
+
+@pytest.fixture(params=sorted(CODECS))
+def codec(request: pytest.FixtureRequest) -> Codec:
+    return resolve_codec(request.param)
+
+
+def make_rows(shape: tuple[int, int], dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+
+
+def make_key(num_rows: int, stream: int = 5) -> RoundingKey:
+    return RoundingKey(stream, torch.arange(num_rows) * 3 + 1)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_shapes_and_types(codec: Codec, shape: tuple[int, int], dtype: torch.dtype):
+    rows = make_rows(shape, dtype)
+    payload = codec.encode(rows, make_key(shape[0]))
+    assert payload.dtype == torch.uint8
+    width = codec.row_nbytes(shape[1], dtype)
+    assert payload.dim() == 2
+    assert payload.size(0) == shape[0]
+    if width is not None:
+        assert payload.size(1) == width
+    decoded = codec.decode(payload, shape[1], dtype)
+    assert decoded.shape == rows.shape
+    assert decoded.dtype == dtype
+
+
+def test_rows_come_back_near_themselves(codec: Codec):
+    rows = make_rows((200, 64))
+    decoded = codec.decode(codec.encode(rows, make_key(200)), 64, torch.float32)
+    lo, hi = rows.aminmax(dim=1, keepdim=True)
+    slack = 2.0**-7 * rows.abs().amax(dim=1, keepdim=True)
+    assert (decoded >= lo - slack).all()
+    assert (decoded <= hi + slack).all()
+
+
+def test_encoding_is_a_function_of_its_arguments(codec: Codec):
+    rows = make_rows((50, 20))
+    first = codec.encode(rows, make_key(50))
+    codec.encode(rows, make_key(50, stream=6))
+    torch.manual_seed(99)
+    assert torch.equal(codec.encode(rows, make_key(50)), first)
+
+
+def test_rows_are_encoded_alike_in_any_company(codec: Codec):
+    if codec.row_nbytes(20, torch.float32) is None:
+        pytest.skip("rows of this codec have no bytes of their own")
+    rows, key = make_rows((50, 20)), make_key(50)
+    whole = codec.encode(rows, key)
+    part = torch.tensor([40, 3, 17])
+    assert torch.equal(codec.encode(rows[part], RoundingKey(key.stream, key.row[part])), whole[part])
+    assert torch.equal(codec.decode(whole[part], 20, torch.float32), codec.decode(whole, 20, torch.float32)[part])
+
+
+def test_strides_do_not_enter(codec: Codec):
+    rows = make_rows((30, 12))
+    turned = rows.t().contiguous().t()
+    assert not turned.is_contiguous()
+    assert torch.equal(codec.encode(turned, make_key(30)), codec.encode(rows, make_key(30)))
+
+
+def test_a_payload_may_begin_anywhere_in_a_message(codec: Codec):
+    rows = make_rows((30, 12))
+    payload = codec.encode(rows, make_key(30))
+    message = torch.cat((torch.zeros(1, dtype=torch.uint8), payload.flatten()))
+    shifted = message[1:].view(payload.shape)
+    assert torch.equal(codec.decode(shifted, 12, torch.float32), codec.decode(payload, 12, torch.float32))
+
+
+def test_inputs_are_left_alone(codec: Codec):
+    rows = make_rows((30, 12))
+    before = rows.clone()
+    payload = codec.encode(rows, make_key(30))
+    sent = payload.clone()
+    codec.decode(payload, 12, torch.float32)
+    assert torch.equal(rows, before)
+    assert torch.equal(payload, sent)
+
+
+def test_nothing_is_recorded_for_autograd(codec: Codec):
+    rows = make_rows((3, 4)).requires_grad_()
+    with torch.no_grad():
+        payload = codec.encode(rows, make_key(3))
+    assert not codec.decode(payload, 4, torch.float32).requires_grad
+
+
+def test_rows_that_are_not_finite_stay_loud(codec: Codec):
+    rows = make_rows((3, 4))
+    rows[1, 2] = torch.nan
+    decoded = codec.decode(codec.encode(rows, make_key(3)), 4, torch.float32)
+    assert decoded[1, 2].isnan()
+    assert decoded[[0, 2]].isfinite().all()
+
+
+def test_codecs_are_found_by_name():
+    assert {"identity", "one_bit"} <= set(CODECS)
+    for name, kind in CODECS.items():
+        assert type(resolve_codec(name)) is kind
+    instance = CODECS["identity"]()
+    assert resolve_codec(instance) is instance
+
+
+def test_an_unknown_name_lists_those_that_exist():
+    with pytest.raises(ValueError, match=r"\['identity', 'one_bit'.*got 'two_bit'"):
+        resolve_codec("two_bit")

@@ -1,0 +1,213 @@
+"""Training over several ranks equals training in one process: output, every gradient, parameters after 20 steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch_geometric.data import Data
+from torch_geometric.nn import (
+    GAT,
+    GCN,
+    GIN,
+    PNA,
+    EdgeCNN,
+    GraphSAGE,
+    GraphSizeNorm,
+    MeanSubtractionNorm,
+    PairNorm,
+)
+from torch_geometric.nn.conv import GCNConv
+from torch_geometric.utils import degree
+
+from lightning_gnncomm.graph.npz import load_npz
+from lightning_gnncomm.graph.partition import build_part
+from lightning_gnncomm.testing import assert_matches_single_process, random_graph
+
+STEPS = 20
+DEGREE = torch.bincount(degree(random_graph().edge_index[1], 40, dtype=torch.long))
+MODELS: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {
+    "gcn": (GCN, {}),
+    "sage": (GraphSAGE, {}),
+    "sage_max_project": (GraphSAGE, {"aggr": "max", "project": True}),
+    "gat": (GAT, {"heads": 2}),
+    "gat_residual": (GAT, {"heads": 2, "residual": True}),
+    "gatv2": (GAT, {"heads": 2, "v2": True}),
+    "gin": (GIN, {"train_eps": True}),
+    "pna": (PNA, {"aggregators": ["mean", "max", "std"], "scalers": ["identity", "amplification"], "deg": DEGREE}),
+    "edge_cnn": (EdgeCNN, {}),
+}
+NORMS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "batch_norm": ("batch_norm", {}),
+    "layer_norm": ("layer_norm", {}),
+    "layer_norm_node": ("layer_norm", {"mode": "node"}),
+    "graph_norm": ("graph_norm", {}),
+    "instance_norm": ("instance_norm", {"affine": True, "track_running_stats": True}),
+    "diff_group_norm": ("diff_group_norm", {"groups": 2}),
+    "pair_norm": (PairNorm(), {}),
+    "pair_norm_scaled": (PairNorm(scale_individually=True), {}),
+    "graph_size_norm": (GraphSizeNorm(), {}),
+    "mean_subtraction_norm": (MeanSubtractionNorm(), {}),
+    "torch_batch_norm": (nn.BatchNorm1d(8, momentum=None), {}),
+}
+
+
+def build(name: str, data: Data, hidden: int = 8, classes: int = 3, **options: Any) -> nn.Module:
+    kind, arguments = MODELS[name]
+    torch.manual_seed(0)
+    model = kind(data.num_features, hidden, num_layers=3, out_channels=classes, **(arguments | options))
+    return model.to(data.x.dtype)
+
+
+def forward(model: nn.Module, data: Data) -> Tensor:
+    """Call a model with edge weights if it takes them."""
+    weights = {"edge_weight": data.edge_weight} if model.supports_edge_weight and "edge_weight" in data else {}
+    out: Tensor = model(data.x, data.edge_index, **weights)
+    return out
+
+
+@pytest.mark.parametrize("num_parts", [2, 3, 4])
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_is_exact_in_float32_and_float64(name: str, num_parts: int) -> None:
+    for dtype in (torch.float32, torch.float64):
+        data = random_graph(dtype=dtype)
+        assert_matches_single_process(build(name, data), data, num_parts, steps=STEPS, forward=forward)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_every_norm_is_exact(norm: str) -> None:
+    kind, options = NORMS[norm]
+    data = random_graph(dtype=torch.float64)
+    for name in ("gcn", "edge_cnn"):
+        model = build(name, data, norm=kind, norm_kwargs=options)
+        assert_matches_single_process(model, data, 3, steps=STEPS, forward=forward)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_is_exact_with_batch_norm(name: str) -> None:
+    data = random_graph(dtype=torch.float64)
+    model = build(name, data, norm="batch_norm", act_first=True)
+    assert_matches_single_process(model, data, 3, steps=STEPS, forward=forward)
+
+
+@pytest.mark.parametrize("jk", ["cat", "max", "lstm", "last"])
+def test_jumping_knowledge_is_exact(jk: str) -> None:
+    data = random_graph(dtype=torch.float64)
+    assert_matches_single_process(build("sage", data, jk=jk), data, 3, steps=STEPS, forward=forward)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_without_the_exchange_the_same_test_fails(name: str) -> None:
+    data = random_graph()
+    with pytest.raises(AssertionError, match="output on rank"):
+        assert_matches_single_process(build(name, data), data, 3, forward=forward, exchange=False)
+
+
+def test_without_the_degrees_of_remote_nodes_the_same_test_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    from lightning_gnncomm.halo.context import HaloContext
+    from lightning_gnncomm.slots import Role
+
+    real = HaloContext.extend
+
+    def wrong_degrees(self: HaloContext, x: Tensor, layer: str, argument: str, dim: int = 0, role: Any = Role.FEATURE) -> Tensor:
+        out = real(self, x, layer, argument, dim, role)
+        return torch.cat([x, torch.ones_like(out[x.size(0) :])]) if role is Role.NORM else out
+
+    monkeypatch.setattr(HaloContext, "extend", wrong_degrees)
+    data = random_graph()
+    with pytest.raises(AssertionError, match="output on rank"):
+        assert_matches_single_process(build("gcn", data), data, 3, forward=forward)
+
+
+@pytest.mark.parametrize("norm", [n for n in NORMS if n != "layer_norm_node"])
+def test_with_the_statistics_of_each_rank_alone_the_same_test_fails(norm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lightning_gnncomm.halo.context import HaloContext
+
+    monkeypatch.setattr(HaloContext, "all_reduce", lambda self, x, layer: x)
+    kind, options = NORMS[norm]
+    data = random_graph()
+    with pytest.raises(AssertionError, match="output on rank"):
+        assert_matches_single_process(build("sage", data, norm=kind, norm_kwargs=options), data, 3, forward=forward)
+
+
+def uneven(data: Data) -> Tensor:
+    """Put four nodes on rank 1, none with a training label, and the rest on rank 0."""
+    chosen = (~data.train_mask).nonzero().view(-1)[:4]
+    assignment = torch.zeros(data.num_nodes, dtype=torch.long)
+    assignment[chosen] = 1
+    return assignment
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_uneven_parts_and_a_part_without_training_nodes_are_exact(name: str) -> None:
+    data = random_graph(dtype=torch.float64)
+    assignment = uneven(data)
+    assert not build_part(data, assignment, 1, 2).train_mask.any()
+    model = build(name, data, norm="batch_norm")
+    assert_matches_single_process(model, data, 2, assignment=assignment, steps=STEPS, forward=forward)
+
+
+def test_a_graph_whose_parts_share_no_edge_is_exact() -> None:
+    data = random_graph(dtype=torch.float64)
+    data.edge_index[0] = data.edge_index[0] // 20 * 0 + data.edge_index[0] % 20 + data.edge_index[1] // 20 * 20
+    assignment = torch.arange(40) // 20
+    assert build_part(data, assignment, 0, 2).halo.num_halo == 0
+    for name in ("gcn", "gatv2"):
+        assert_matches_single_process(build(name, data, norm="graph_norm"), data, 2, assignment=assignment, forward=forward)
+
+
+def test_a_part_whose_rows_nobody_needs_and_that_needs_none_is_exact() -> None:
+    data = random_graph(dtype=torch.float64)
+    keep = (data.edge_index >= 10).all(0) | (data.edge_index < 10).all(0)
+    data = Data(x=data.x, edge_index=data.edge_index[:, keep], y=data.y, train_mask=data.train_mask)
+    assignment = torch.cat([torch.zeros(10), torch.ones(15), torch.full((15,), 2)]).long()
+    assert [build_part(data, assignment, r, 3).halo.num_halo > 0 for r in range(3)] == [False, True, True]
+    assert_matches_single_process(build("gcn", data), data, 3, assignment=assignment, steps=STEPS)
+
+
+def test_learned_edge_weights_get_their_gradient_through_remote_degrees() -> None:
+    class Weighted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weigh = nn.Linear(1, 1)
+            self.conv1, self.conv2 = GCNConv(6, 8, improved=True), GCNConv(8, 3)
+
+        def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor) -> Tensor:
+            weight = self.weigh(edge_weight.view(-1, 1)).sigmoid().view(-1)
+            return self.conv2(self.conv1(x, edge_index, weight).relu(), edge_index, weight)
+
+    torch.manual_seed(0)
+    data = random_graph(dtype=torch.float64)
+    model = Weighted().double()
+    call = lambda m, d: m(d.x, d.edge_index, d.edge_weight)  # noqa: E731
+    assert_matches_single_process(model, data, 3, steps=STEPS, forward=call)
+
+
+def test_layers_that_are_shared_or_called_twice_are_exact() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.conv = GCNConv(6, 8), GCNConv(8, 8, cached=True)
+            self.same = self.conv
+            self.out = nn.Linear(8, 3)
+
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            x = self.first(x, edge_index).relu()
+            x = self.same(self.conv(x, edge_index).relu(), edge_index)
+            return self.out(x)
+
+    torch.manual_seed(0)
+    data = random_graph(dtype=torch.float64)
+    assert_matches_single_process(Twice().double(), data, 3, steps=STEPS)
+
+
+@pytest.mark.parametrize("name", ["gcn", "gatv2", "sage"])
+@pytest.mark.parametrize("graph", ["cora", "cornell", "tolokers"])
+def test_real_graphs_are_exact(graph: str, name: str, shared_graph: Any) -> None:
+    data = load_npz(shared_graph(graph))
+    classes = int(data.y.max()) + 1
+    parts = {"cora": 4, "cornell": 3, "tolokers": 2}[graph]
+    model = build(name, data, hidden=16, classes=classes)
+    assert_matches_single_process(model, data, parts, steps=3 if graph == "tolokers" else STEPS, forward=forward)
