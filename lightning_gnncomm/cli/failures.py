@@ -10,26 +10,30 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.trainer import connectors
 
 __all__ = ["is_user_error", "short_errors"]
 
-_PACKAGE = Path(__file__).resolve().parents[1]
+# Where arguments are checked: in this package, and where the Trainer reads its own.
+_CHECKED_IN = (Path(__file__).resolve().parents[1], Path(connectors.__path__[0]).resolve())
 _DEBUG = "GNNCOMM_DEBUG"
 
 
 def is_user_error(error: BaseException) -> bool:
     """Return whether the person at the command line can mend this, so that its message says all there is to say.
 
-    That is: a missing file, a setting that Lightning refuses, or an error of a common type that this package raised
-    itself. The same types from deeper down are bugs and keep their traceback.
+    That is: a missing file, a setting that Lightning refuses, or an error of a common type that this package or
+    the Trainer's reading of its arguments raised. The same types from deeper down are bugs and keep their traceback.
     """
     if isinstance(error, FileNotFoundError | IsADirectoryError | NotADirectoryError | PermissionError):
         return True
     if isinstance(error, MisconfigurationException):
         return True
     frames = traceback.extract_tb(error.__traceback__)
-    raised_here = bool(frames) and Path(frames[-1].filename).resolve().is_relative_to(_PACKAGE)
-    return raised_here and isinstance(error, ValueError | TypeError | ImportError | RuntimeError | OSError)
+    raised_in = Path(frames[-1].filename).resolve() if frames else Path()
+    return any(raised_in.is_relative_to(folder) for folder in _CHECKED_IN) and isinstance(
+        error, ValueError | TypeError | ImportError | RuntimeError | OSError
+    )
 
 
 @contextmanager

@@ -1,0 +1,1 @@
+"""Communication between ranks: wires, channels, schedules and what they count."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from lightning_gnncomm.codecs.base import Codec, RoundingKey
@@ -34,17 +33,20 @@ class Channel:
         traffic: Where messages are counted; a new count if ``None``.
 
     Example:
+        >>> import torch
         >>> from lightning_gnncomm.testing import run_threads
         >>> from lightning_gnncomm.comm.schedule import Synchronous
         >>> def swap(wire):
         ...     channel = Channel(wire, IdentityCodec(), Synchronous())
-        ...     rows, peer = torch.full((1, 2), float(wire.rank)), [1 - wire.rank, wire.rank]
+        ...     rows, peer = torch.full((1, 2), float(wire.rank)), [wire.rank, 1 - wire.rank]
         ...     return channel.carry(rows, peer, peer, Slot("conv", "x"), 0, torch.zeros(1, dtype=torch.long)).tolist()
         >>> run_threads(swap, 2)
         [[[1.0, 1.0]], [[0.0, 0.0]]]
     """
 
-    def __init__(self, wire: Wire, codec: Codec, schedule: Schedule, seed: int = 0, traffic: Traffic | None = None) -> None:
+    def __init__(
+        self, wire: Wire, codec: Codec, schedule: Schedule, seed: int = 0, traffic: Traffic | None = None
+    ) -> None:
         self.wire = wire
         self.codec = codec
         self.schedule = schedule
@@ -80,8 +82,10 @@ class Channel:
         num_features = rows.size(1)
         width = codec.row_nbytes(num_features, rows.dtype)
         if width is None:
-            raise NotImplementedError(f"{type(codec).__name__} has rows of varying size, which Channel does not carry yet.")
-        payload = codec.encode(rows, RoundingKey(self._stream(slot, step), row_key))
+            raise NotImplementedError(
+                f"{type(codec).__name__} has rows of varying size, which Channel does not carry yet."
+            )
+        payload = codec.encode(rows, self.rounding_key(slot, step, row_key))
         start = time.perf_counter()
         pending = self.wire.exchange(
             payload.reshape(-1), [n * width for n in send_counts], [n * width for n in recv_counts]
@@ -100,8 +104,9 @@ class Channel:
             return rows.new_empty(sum(recv_counts), num_features)
         return codec.decode(received, num_features, rows.dtype)
 
-    def _stream(self, slot: Slot, step: int) -> int:
-        """Mix seed, step and slot to one number (odd multipliers keep different counters apart)."""
+    def rounding_key(self, slot: Slot, step: int, row_key: Tensor) -> RoundingKey:
+        """Return the counters of a message's rounding: seed, step and slot mixed to one number, and a key for each row."""
+        # Odd multipliers keep different counters apart.
         mixed = self.seed * 0x9E3779B97F4A7C15 + step * 0xBF58476D1CE4E5B9 + slot.key
         mixed ^= (mixed & _MASK) >> 31
-        return (mixed * 0x94D049BB133111EB) & _MASK
+        return RoundingKey((mixed * 0x94D049BB133111EB) & _MASK, row_key)

@@ -32,4 +32,6 @@ def counting_allreduce_hook(state: CountingState, bucket: dist.GradBucket) -> to
     buffer = bucket.buffer()
     nbytes = buffer.numel() * buffer.element_size()
     state.record += TrafficRecord(exchanges=1, sent_bytes=nbytes, received_bytes=nbytes, dense_bytes=nbytes)
-    return allreduce_hook(state.group, bucket)
+    group = state.group or dist.group.WORLD
+    assert group is not None
+    return allreduce_hook(group, bucket)

@@ -20,4 +20,3 @@ def destroy_group(group: dist.ProcessGroup | None) -> None:
     """Destroy a group if it still exists; the default group is left to whoever made it."""
     if group is not None and dist.is_initialized() and group in dist.distributed_c10d._world.pg_map:
         dist.destroy_process_group(group)
-

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from typing_extensions import Self
+
 from lightning_gnncomm.slots import Slot
 
 __all__ = ["Traffic", "TrafficRecord"]
@@ -29,7 +31,7 @@ class TrafficRecord:
     dense_bytes: int = 0
     wait_seconds: float = 0.0
 
-    def __iadd__(self, other: TrafficRecord) -> TrafficRecord:
+    def __iadd__(self, other: TrafficRecord) -> Self:
         for name in vars(other):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         return self

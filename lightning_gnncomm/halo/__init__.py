@@ -1,0 +1,1 @@
+"""Halo exchange behind the layers of an unchanged PyG model."""

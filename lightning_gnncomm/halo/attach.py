@@ -161,4 +161,3 @@ def _layer_objection(layer: MessagePassing) -> str | None:
     if layer.decomposed_layers > 1:
         return "decomposed_layers > 1 would exchange each slice of the features separately"
     return None
-

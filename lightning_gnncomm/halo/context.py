@@ -75,7 +75,7 @@ class HaloContext:
         self._calls: Counter[tuple[str, str]] = Counter()
         self._memo: TensorCache[Tensor] = TensorCache(capacity=8)
         self._constant: TensorCache[Tensor] = TensorCache(capacity=8)
-        self.norms: TensorCache[Any] = TensorCache(capacity=8)
+        self.norms: TensorCache[tuple[Tensor, Tensor]] = TensorCache(capacity=8)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> HaloContext:
         return self  # a copy of an attached model talks over the same wire

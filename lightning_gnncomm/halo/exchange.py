@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -44,7 +45,7 @@ class _Exchange(torch.autograd.Function):
         )
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         channel, plan, slot, step, exact = ctx.message
         role = Role.GRADIENT if slot.role is Role.FEATURE else slot.role
@@ -56,13 +57,9 @@ class _Exchange(torch.autograd.Function):
 
 def exchange_rows(x: Tensor, message: Message) -> Tensor:
     """Return the ``[H, *F]`` halo rows of node rows ``x`` of shape ``[n, *F]``; gradients travel back to their owners."""
-    rows: Tensor = _Exchange.apply(x.reshape(x.size(0), -1) if x.numel() else x.new_empty(x.size(0), _width(x)), message)
-    return rows.view(-1, *x.shape[1:])
-
-
-def _width(x: Tensor) -> int:
-    """Number of values in a row, also where there are no rows to infer it from."""
-    return int(torch.Size(x.shape[1:]).numel())
+    flat = x.reshape(x.size(0), math.prod(x.shape[1:]))
+    rows: Tensor = _Exchange.apply(flat, message)  # type: ignore[no-untyped-call]
+    return rows.view(message.plan.num_halo, *x.shape[1:])
 
 
 class _AllReduceSum(torch.autograd.Function):
@@ -72,12 +69,12 @@ class _AllReduceSum(torch.autograd.Function):
         return wire.all_reduce(x)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return ctx.wire.all_reduce(grad), None
 
 
 def all_reduce_sum(x: Tensor, wire: Wire) -> Tensor:
     """Return the sum of ``x`` over all ranks; the adjoint sums the gradients over all ranks."""
-    total: Tensor = _AllReduceSum.apply(x, wire)
+    total: Tensor = _AllReduceSum.apply(x, wire)  # type: ignore[no-untyped-call]
     return total

@@ -89,9 +89,11 @@ def _exchange_hook(path: str, arguments: list[str], context: HaloContext) -> Cal
             return None
         plan = context.plan
         assert plan is not None
-        edge_index, size, kwargs = inputs
+        edge_index, _, kwargs = inputs
         if is_sparse(edge_index):
-            raise TypeError(f"Layer '{path}' got a sparse adjacency matrix; a halo strategy needs a COO 'edge_index' [2, E].")
+            raise TypeError(
+                f"Layer '{path}' got a sparse adjacency matrix; a halo strategy needs a COO 'edge_index' [2, E]."
+            )
         extended = dict(kwargs)
         for name in arguments:
             value = kwargs.get(name)
@@ -122,14 +124,17 @@ def _halo_gcn_norm(
     """
     context, layer = scope
     if is_sparse(edge_index):
-        raise TypeError(f"Layer '{layer}' got a sparse adjacency matrix; a halo strategy needs a COO 'edge_index' [2, E].")
+        raise TypeError(
+            f"Layer '{layer}' got a sparse adjacency matrix; a halo strategy needs a COO 'edge_index' [2, E]."
+        )
     assert context.plan is not None and flow == "source_to_target", flow
     keep = context.is_static(edge_index) and context.is_static(edge_weight)
     options = (improved, add_self_loops, dtype)
-    if keep and (found := context.norms.get(edge_index, edge_weight, extra=options)) is not None:
-        return found  # type: ignore[no-any-return]
     if not keep:
         return _normalise(scope, edge_index, edge_weight, *options)
+    found = context.norms.get(edge_index, edge_weight, extra=options)
+    if found is not None:
+        return found
     # What is kept must serve training as well, also if a validation under inference_mode computes it first.
     with torch.inference_mode(False), torch.no_grad():
         result = _normalise(scope, edge_index, edge_weight, *options)

@@ -96,14 +96,17 @@ def _global_batch_norm(layer: Any, x: Tensor, path: str, context: HaloContext) -
     normed = (wide - mean.to(wide.dtype)) * (var + layer.eps).rsqrt().to(wide.dtype)
     if layer.affine:
         normed = normed * layer.weight + layer.bias
-    return normed.to(x.dtype).view(last.shape).movedim(-1, 1)
+    out: Tensor = normed.to(x.dtype).view(last.shape).movedim(-1, 1)
+    return out
 
 
 def _global_layer_norm(layer: Any, x: Tensor, path: str, context: HaloContext) -> Tensor:
     """PyG's graph-mode layer norm: one mean and deviation over all nodes and channels of the graph."""
     mean, var, _ = _moments(x.reshape(-1, 1), path, context)
-    out = (x - mean.to(x.dtype)) / (var.sqrt().to(x.dtype) + layer.eps)
-    return out * layer.weight + layer.bias if layer.weight is not None else out
+    out: Tensor = (x - mean.to(x.dtype)) / (var.sqrt().to(x.dtype) + layer.eps)
+    if layer.weight is not None:
+        out = out * layer.weight + layer.bias
+    return out
 
 
 def _moments(rows: Tensor, path: str, context: HaloContext) -> tuple[Tensor, Tensor, int]:

@@ -14,11 +14,12 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.data.lightning import LightningNodeData
 
-from lightning_gnncomm.data.module import PartLoader
+from lightning_gnncomm.data.loader import PartLoader
 from lightning_gnncomm.graph.assign import assign
 from lightning_gnncomm.graph.partition import build_part
 
 __all__ = ["DropIn", "find_part", "let_full_loader_pass"]
+
 
 def find_part(*candidates: Any) -> Data | None:
     """Return the first part of a graph (a ``Data`` with a ``halo`` plan) among step arguments."""
@@ -95,7 +96,7 @@ class DropIn:
         if self._rank == 0:
             try:
                 result = assign(graph, self._world_size)
-            except Exception as error:  # all ranks raise what rank 0 met
+            except Exception as error:  # noqa: BLE001  # all ranks raise what rank 0 met
                 result = error
         else:
             result = torch.empty(0)

@@ -15,6 +15,7 @@ from lightning.fabric.plugins.collectives.torch_collective import default_pg_tim
 from lightning.pytorch.accelerators import Accelerator
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import _augment_message
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import Tensor
@@ -34,7 +35,13 @@ from lightning_gnncomm.halo.attach import Attachment, attach
 from lightning_gnncomm.halo.context import HaloContext
 from lightning_gnncomm.strategies.dropin import DropIn, find_part, let_full_loader_pass
 from lightning_gnncomm.strategies.loss import Term, loss_terms, weighted
-from lightning_gnncomm.strategies.meaning import ALREADY_GLOBAL, GraphLog, gather_predictions, mask_counts, synchronise_metrics
+from lightning_gnncomm.strategies.meaning import (
+    ALREADY_GLOBAL,
+    GraphLog,
+    gather_predictions,
+    mask_counts,
+    synchronise_metrics,
+)
 
 __all__ = ["HaloStrategy"]
 
@@ -163,6 +170,7 @@ class HaloStrategy(DDPStrategy):
             channel = Channel(self._wire, self.codec, self.schedule, self.seed, self.traffic)
             self._attachment = attach(self.lightning_module, HaloContext(channel), self.allow)
             self._reverts.append(synchronise_metrics(self.lightning_module))
+        if self._wire is not None and trainer.state.fn == TrainerFn.FITTING:
             rank_zero_info(
                 f"Halo exchange over {self.world_size} ranks, codec {type(self.codec).__name__}. Scalars given to self.log become "
                 f"means over the nodes of all ranks; log what is no mean (F1, AUROC) as a torchmetrics object."
@@ -251,7 +259,7 @@ class HaloStrategy(DDPStrategy):
                 "loader of one full-graph Data, and keep the 'halo' attribute in transforms of the batch."
             )
         if self._log is not None:
-            self._log.counts = mask_counts(part)
+            self._log.begin_step(mask_counts(part, self.loss_mask))
         assert self.lightning_module is not None
         number = self.lightning_module.trainer.fit_loop.total_batch_idx
         with self._attachment.context.step(part.halo, part.to_dict(), number, exact):
@@ -301,7 +309,8 @@ class HaloStrategy(DDPStrategy):
         elif self.loss_reduction == "sum":
             terms = [Term(loss.grad_fn, "sum")]
         else:
-            terms = [Term(loss.grad_fn, "mean", float(counts[self.loss_mask]))]
+            terms = [Term(loss.grad_fn, "mean", float(counts["loss"]))]
+        self._log.remember(loss, terms)
         return weighted(loss, terms, self._wire)
 
     def _check_manual_backward(self) -> None:
@@ -322,5 +331,3 @@ class HaloStrategy(DDPStrategy):
         if isinstance(tensor, Tensor) and not tensor.is_floating_point() and str(reduce_op).lower() in ("mean", "avg"):
             tensor = tensor.double()
         return super().reduce(tensor, group, reduce_op)
-
-

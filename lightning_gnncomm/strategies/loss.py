@@ -23,8 +23,22 @@ __all__ = ["Term", "UnknownReductionError", "loss_terms", "weighted"]
 
 Kind = Literal["mean", "sum", "constant"]
 
-_LINEAR = frozenset({"Add", "Sub", "Neg", "Mul", "Div", "View", "Squeeze", "Unsqueeze", "ToCopy", "Clone", "Stack", "Alias"})
-_OF_PARAMETERS = _LINEAR | {"Pow", "Abs", "Exp", "Log", "Sqrt", "Clamp", "Sum", "Mean", "Norm", "LinalgVectorNorm", "Cat"}
+_LINEAR = frozenset(
+    {"Add", "Sub", "Neg", "Mul", "Div", "View", "Squeeze", "Unsqueeze", "ToCopy", "Clone", "Stack", "Alias"}
+)
+_OF_PARAMETERS = _LINEAR | {
+    "Pow",
+    "Abs",
+    "Exp",
+    "Log",
+    "Sqrt",
+    "Clamp",
+    "Sum",
+    "Mean",
+    "Norm",
+    "LinalgVectorNorm",
+    "Cat",
+}
 
 
 class UnknownReductionError(ValueError):
@@ -37,13 +51,13 @@ class Term(NamedTuple):
     Args:
         node: The autograd node whose incoming gradient is scaled.
         kind: How it reduces over this rank's rows; ``"constant"`` for terms of parameters alone.
-        count: Rows (or their weight) that a mean divides by.
-        divides: Whether ``node`` is the division of a sum by ``count``, which must not become ``0 / 0``.
+        num_rows: Rows (or their weight) that a mean divides by.
+        divides: Whether ``node`` is the division of a sum by ``num_rows``, which must not become ``0 / 0``.
     """
 
     node: Any
     kind: Kind
-    count: float = 0.0
+    num_rows: float = 0.0
     divides: bool = False
 
 
@@ -60,7 +74,7 @@ def loss_terms(loss: Tensor, divided: bool = False, counts: Collection[float] = 
 
     Example:
         >>> out = torch.ones(4, 3) @ torch.ones(3, 2, requires_grad=True)
-        >>> [(term.kind, term.count) for term in loss_terms(out.pow(2).mean() + 0.1 * out.sum())]
+        >>> [(term.kind, term.num_rows) for term in loss_terms(out.pow(2).mean() + 0.1 * out.sum())]
         [('mean', 8.0), ('sum', 0.0)]
     """
     node = loss.grad_fn
@@ -144,7 +158,9 @@ def _rows_are_gone(node: Any) -> bool:
     while stack:
         following = stack.pop()
         name = _name(following)
-        if getattr(following, "_saved_reduction", 0) in (1, 2) or (name in ("Mean", "Sum") and _rows_reduced(following)):
+        if getattr(following, "_saved_reduction", 0) in (1, 2) or (
+            name in ("Mean", "Sum") and _rows_reduced(following)
+        ):
             return True
         if name in _LINEAR:
             stack.extend(_inputs(following))
@@ -212,8 +228,10 @@ def weighted(loss: Tensor, terms: list[Term], wire: Wire) -> Iterator[None]:
     signature = int.from_bytes(hashlib.blake2b(kinds.encode(), digest_size=6).digest(), "little")
     bounds = wire.all_reduce(torch.tensor([signature, -signature], device=loss.device), "max")
     if int(bounds[0]) != -int(bounds[1]):
-        raise ValueError(f"Ranks computed losses of different forms; this rank's terms are {[term.kind for term in terms]}.")
-    totals = wire.all_reduce(torch.tensor([term.count for term in terms], dtype=torch.float64, device=loss.device))
+        raise ValueError(
+            f"Ranks computed losses of different forms; this rank's terms are {[term.kind for term in terms]}."
+        )
+    totals = wire.all_reduce(torch.tensor([term.num_rows for term in terms], dtype=torch.float64, device=loss.device))
     handles = []
     for term, total in zip(terms, totals.tolist(), strict=True):
         if term.kind == "mean" and total == 0:
@@ -221,8 +239,10 @@ def weighted(loss: Tensor, terms: list[Term], wire: Wire) -> Iterator[None]:
         if term.divides:
             handles.append(term.node.register_hook(_replace_division(wire.world_size / total)))
         elif term.kind != "constant":
-            share = term.count / total if term.kind == "mean" else 1.0
+            share = term.num_rows / total if term.kind == "mean" else 1.0
             handles.append(term.node.register_prehook(_scale(wire.world_size * share)))
+            if share == 0.0:
+                handles.append(term.node.register_hook(_replace_by_zero))
     try:
         yield
     finally:
@@ -244,3 +264,10 @@ def _replace_division(factor: float) -> Callable[..., tuple[Tensor, ...]]:
         return (grad_outputs[0] * factor, *grad_inputs[1:])
 
     return hook
+
+
+def _replace_by_zero(
+    grad_inputs: tuple[Tensor | None, ...], grad_outputs: tuple[Tensor, ...]
+) -> tuple[Tensor | None, ...]:
+    """A mean over no rows is NaN, and NaN times a share of 0 would reach parameters that weigh it."""
+    return tuple(None if grad is None else torch.zeros_like(grad) for grad in grad_inputs)

@@ -16,7 +16,7 @@ from torch_geometric.utils import mask_to_index
 from torchmetrics import Metric
 
 from lightning_gnncomm.comm.wire import Wire
-from lightning_gnncomm.strategies.loss import UnknownReductionError, loss_terms
+from lightning_gnncomm.strategies.loss import Term, UnknownReductionError, loss_terms
 
 __all__ = ["ALREADY_GLOBAL", "GraphLog", "gather_predictions", "mask_counts"]
 
@@ -26,13 +26,16 @@ ALREADY_GLOBAL = object()
 STAGES = ("train", "val", "test")
 
 
-def mask_counts(part: Data) -> dict[str, int]:
-    """Return this rank's number of ``train``, ``val`` and ``test`` nodes (all its nodes where a mask is missing) and of ``all``."""
+def mask_counts(part: Data, loss_mask: str = "train_mask") -> dict[str, int]:
+    """Return this rank's number of nodes in each mask: ``train``, ``val``, ``test``, ``loss``, and of ``all`` nodes.
+
+    A mask that the part does not have, or has several of, counts all nodes.
+    """
     counts = {"all": int(part.num_nodes or 0)}
-    for stage in STAGES:
-        mask = part.get(f"{stage}_mask")
+    for name, attribute in {**{stage: f"{stage}_mask" for stage in STAGES}, "loss": loss_mask}.items():
+        mask = part.get(attribute)
         usable = isinstance(mask, Tensor) and mask.dtype == torch.bool and mask.dim() == 1
-        counts[stage] = int(mask.sum()) if usable else counts["all"]
+        counts[name] = int(mask.sum()) if usable else counts["all"]
     return counts
 
 
@@ -52,12 +55,22 @@ class GraphLog:
     def __init__(self, module: pl.LightningModule, wire: Callable[[], Wire | None]) -> None:
         self._module, self._wire, self._log = module, wire, module.log
         self.counts: dict[str, int] = {}
+        self._seen: list[tuple[Tensor, list[Term]]] = []
         self._warned: set[str] = set()
-        module.log = self  # type: ignore[method-assign,assignment]
+        module.log = self  # type: ignore[method-assign]
 
     def revert(self) -> None:
         """Give the module its own ``log`` back."""
         self._module.__dict__.pop("log", None)
+
+    def begin_step(self, counts: dict[str, int]) -> None:
+        """Take the numbers of nodes of the part that is stepped on."""
+        self.counts = counts
+        self._seen.clear()
+
+    def remember(self, loss: Tensor, terms: list[Term]) -> None:
+        """Keep what was read off a loss whose graph is about to be freed by its backward pass."""
+        self._seen.append((loss, terms))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GraphLog:
         return self
@@ -68,8 +81,12 @@ class GraphLog:
         positional = ("prog_bar", "logger", "on_step", "on_epoch", "reduce_fx", "enable_graph", "sync_dist")
         kwargs |= dict(zip(positional, args, strict=False))
         scalar = isinstance(value, (numbers.Number, Tensor))
-        if wire is None or not scalar or kwargs.get("rank_zero_only") or self._module._trainer is None:
+        if not scalar or kwargs.get("rank_zero_only") or self._module._trainer is None:
             self._log(name, value, **kwargs)
+            return
+        already = {"sync_dist": True, "sync_dist_group": ALREADY_GLOBAL}
+        if wire is None:
+            self._log(name, value, **(kwargs | already))
             return
         value = value if isinstance(value, Tensor) else torch.tensor(value, device=self._module.device)
         reduce_fx = getattr(kwargs.get("reduce_fx", "mean"), "__name__", kwargs.get("reduce_fx", "mean"))
@@ -77,8 +94,7 @@ class GraphLog:
             total, count = wire.all_reduce(value.detach(), str(reduce_fx)), 1
         else:
             total, count = self._mean(name, value, kwargs.get("batch_size"), wire)
-        already = {"sync_dist": True, "sync_dist_group": ALREADY_GLOBAL, "batch_size": max(count, 1)}
-        self._log(name, total, **(kwargs | already))
+        self._log(name, total, **(kwargs | already | {"batch_size": max(count, 1)}))
 
     def _mean(self, name: str, value: Tensor, batch_size: int | None, wire: Wire) -> tuple[Tensor, int]:
         weight, is_sum = self._weight(name, value, batch_size)
@@ -92,13 +108,9 @@ class GraphLog:
 
     def _weight(self, name: str, value: Tensor, batch_size: int | None) -> tuple[float, bool]:
         """Return over how many rows of this rank a scalar is a mean, and whether it is a sum instead."""
-        if value.grad_fn is not None:
-            try:
-                terms = [term for term in loss_terms(value) if term.kind != "constant"]
-            except UnknownReductionError:
-                terms = []
-            if len({(term.kind, term.count) for term in terms}) == 1:
-                return (1.0, True) if terms[0].kind == "sum" else (terms[0].count, False)
+        terms = [term for term in self._terms(value) if term.kind != "constant"]
+        if len({(term.kind, term.num_rows) for term in terms}) == 1:
+            return (1.0, True) if terms[0].kind == "sum" else (terms[0].num_rows, False)
         counts = self.counts
         stage = next((s for s in STAGES if name.lower().startswith(s)), None) or self._running_stage()
         if batch_size is None or (batch_size == 1 and counts.get("all", 1) != 1):
@@ -110,6 +122,15 @@ class GraphLog:
                 f"over all nodes. If it is a mean over '{stage}_mask', leave batch_size out."
             )
         return float(batch_size), False
+
+    def _terms(self, value: Tensor) -> list[Term]:
+        for loss, terms in self._seen:
+            if loss is value:
+                return terms
+        try:
+            return loss_terms(value, counts=set(map(float, self.counts.values())))
+        except (UnknownReductionError, RuntimeError):  # RuntimeError: the graph was freed by a backward pass
+            return []
 
     def _running_stage(self) -> str:
         trainer = self._module.trainer

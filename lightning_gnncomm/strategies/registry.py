@@ -51,7 +51,11 @@ def _register_refusal() -> None:
     registry = sys.modules["pytorch_lightning.strategies"].StrategyRegistry
     for preset in PRESETS:
         for suffix in _START_METHODS:
-            registry[preset + suffix] = {"description": "needs lightning.pytorch", "init_params": {}, "strategy": _refuse}
+            registry[preset + suffix] = {
+                "description": "needs lightning.pytorch",
+                "init_params": {},
+                "strategy": _refuse,
+            }
 
 
 class _AfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):

@@ -190,6 +190,7 @@ def assert_matches_single_process(
 
     Example:
         >>> from torch_geometric.nn import GCN
+        >>> from lightning_gnncomm.testing import random_graph
         >>> assert_matches_single_process(GCN(6, 8, num_layers=2, out_channels=3), random_graph(), num_parts=3)
     """
     if tolerance is None:
@@ -197,9 +198,7 @@ def assert_matches_single_process(
     if assignment is None:
         assignment = assign(data, num_parts)
     expected = train_single(model, data, steps, forward)
-    trainings = train_distributed(
-        model, data, assignment, num_parts, steps, forward, allow=allow, exchange=exchange
-    )
+    trainings = train_distributed(model, data, assignment, num_parts, steps, forward, allow=allow, exchange=exchange)
     for rank, actual in enumerate(trainings):
         _compare(f"output on rank {rank}", actual.first_output, expected.first_output, tolerance)
         _compare(f"losses on rank {rank}", torch.tensor(actual.losses), torch.tensor(expected.losses), tolerance)
@@ -219,4 +218,6 @@ def _compare(what: str, actual: Tensor, expected: Tensor, tolerance: float, scal
     difference = (actual.double() - expected.double()).abs().max().item()
     largest = max(expected.double().abs().max().item(), scale)
     # Written so that NaN fails.
-    assert difference <= tolerance * max(largest, 1e-30), f"{what}: differs by {difference:.3g}, largest value {largest:.3g}"
+    assert difference <= tolerance * max(largest, 1e-30), (
+        f"{what}: differs by {difference:.3g}, largest value {largest:.3g}"
+    )

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from typing_extensions import Self
 
 __all__ = ["RankPool", "run_ranks"]
 
@@ -45,7 +46,7 @@ def _serve(rank: int, world_size: int, folder: str, port: int, pipe: Connection)
         function, args = task
         try:
             pipe.send(("result", function(*args)))
-        except BaseException:
+        except BaseException:  # noqa: BLE001  # reported to the test
             pipe.send(("error", traceback.format_exc()))
     dist.barrier()
     dist.destroy_process_group()
@@ -72,7 +73,7 @@ class RankPool:
         self._pipes: list[Connection] = []
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
-    def __enter__(self) -> RankPool:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -133,7 +134,9 @@ class RankPool:
                 else:
                     results[rank] = value
             if errors:
-                raise RuntimeError("".join(f"Rank {rank} of {self.world_size} failed:\n{errors[rank]}" for rank in errors))
+                raise RuntimeError(
+                    "".join(f"Rank {rank} of {self.world_size} failed:\n{errors[rank]}" for rank in errors)
+                )
         return [results[rank] for rank in range(self.world_size)]
 
     def close(self, timeout: float = 20.0) -> None:

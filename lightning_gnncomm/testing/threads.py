@@ -58,7 +58,9 @@ class ThreadWire:
     def all_reduce(self, tensor: Tensor, op: str = "sum") -> Tensor:
         """See :meth:`Wire.all_reduce`."""
         stacked = torch.stack(self._swap(tensor.detach().clone()))
-        return {"sum": stacked.sum, "max": stacked.amax, "min": stacked.amin}[op](0)
+        if op == "sum":
+            return stacked.sum(0)
+        return stacked.amax(0) if op == "max" else stacked.amin(0)
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """See :meth:`Wire.all_gather`."""
@@ -82,7 +84,7 @@ def run_threads(function: Callable[[Wire], T], world_size: int, timeout: float =
     def work(rank: int) -> None:
         try:
             results[rank] = function(ThreadWire(rank, world_size, meeting))
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001  # raised by the caller's thread
             failures.append((rank, error))
             meeting.barrier.abort()
 

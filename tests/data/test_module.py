@@ -324,6 +324,7 @@ def test_a_plain_trainer_on_one_device_runs_all_stages(root, tmp_path):
     assert out.shape == (90, 3)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of jsonargparse, inside LightningCLI
 def test_yaml_builds_the_module_and_links_its_facts_to_a_model(tmp_path, monkeypatch):
     class Classifier(LightningModule):
         def __init__(self, in_channels: int, out_channels: int) -> None:

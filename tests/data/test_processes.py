@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 SCRIPT = """
+import os
 import sys
 from pathlib import Path
 
@@ -50,9 +51,10 @@ if __name__ == "__main__":
     out = Path(sys.argv[1])
     source = load_graph("sbm:nodes=90,blocks=3,p_in=0.2,p_out=0.05")
     fit(GraphDataModule(source, root=out / "cache", progress=False))
-    damaged = next((out / "cache").glob("*/part-00001.safetensors"), None)
-    if damaged is not None and "ids" in str(sorted(out.iterdir())):
-        damaged.write_bytes(b"short")
+    (part,) = (out / "cache").glob("*/part-00001.safetensors")
+    damaged = out / f"damaged-{os.getpid()}"
+    damaged.write_bytes(b"short")
+    damaged.replace(part)  # and not written to, since the other rank may still have it mapped
     fit(GraphDataModule(source, root=out / "cache", progress=False))
 """
 

@@ -59,6 +59,12 @@ def test_parts_come_back_as_they_were_built(graph, tmp_path):
         assert_same(load_part(folder, rank), part)
 
 
+def test_writing_to_a_loaded_part_leaves_the_file_alone(stored):
+    part = load_part(stored, 0)
+    part.x.mul_(2)
+    assert torch.equal(load_part(stored, 0).x * 2, part.x)
+
+
 def test_a_single_part_with_shared_memory_comes_back(graph, tmp_path):
     graph.x_again, graph.column = graph.x, graph.x[:, 1]
     folder = save_partition(tmp_path / "one", graph, torch.zeros(40, dtype=torch.long), 1)

@@ -111,7 +111,9 @@ def test_without_the_degrees_of_remote_nodes_the_same_test_fails(monkeypatch: py
 
     real = HaloContext.extend
 
-    def wrong_degrees(self: HaloContext, x: Tensor, layer: str, argument: str, dim: int = 0, role: Any = Role.FEATURE) -> Tensor:
+    def wrong_degrees(
+        self: HaloContext, x: Tensor, layer: str, argument: str, dim: int = 0, role: Any = Role.FEATURE
+    ) -> Tensor:
         out = real(self, x, layer, argument, dim, role)
         return torch.cat([x, torch.ones_like(out[x.size(0) :])]) if role is Role.NORM else out
 
@@ -155,7 +157,9 @@ def test_a_graph_whose_parts_share_no_edge_is_exact() -> None:
     assignment = torch.arange(40) // 20
     assert build_part(data, assignment, 0, 2).halo.num_halo == 0
     for name in ("gcn", "gatv2"):
-        assert_matches_single_process(build(name, data, norm="graph_norm"), data, 2, assignment=assignment, forward=forward)
+        assert_matches_single_process(
+            build(name, data, norm="graph_norm"), data, 2, assignment=assignment, forward=forward
+        )
 
 
 def test_a_part_whose_rows_nobody_needs_and_that_needs_none_is_exact() -> None:

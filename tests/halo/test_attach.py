@@ -1,0 +1,232 @@
+"""What is taken, what is refused by name before anything changes, and that detaching leaves nothing."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch_geometric.nn as pyg
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from torch_geometric.data import Data
+
+from lightning_gnncomm.codecs import IdentityCodec
+from lightning_gnncomm.comm.channel import Channel
+from lightning_gnncomm.comm.schedule import Synchronous
+from lightning_gnncomm.comm.wire import Wire
+from lightning_gnncomm.graph.assign import assign
+from lightning_gnncomm.graph.partition import build_part
+from lightning_gnncomm.halo.attach import UnsupportedModuleError, attach
+from lightning_gnncomm.halo.context import HaloContext
+from lightning_gnncomm.testing import assert_matches_single_process, random_graph, run_threads
+
+
+class OwnConv(pyg.MessagePassing):
+    """A layer a user wrote."""
+
+    def __init__(self) -> None:
+        super().__init__(aggr="mean")
+        self.lin = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.lin(x) + self.propagate(edge_index, x=self.lin(x))
+
+
+def context_of(wire: Any = None) -> HaloContext:
+    return HaloContext(Channel(wire, IdentityCodec(), Synchronous()))
+
+
+REFUSED: dict[str, tuple[nn.Module, str]] = {
+    "untested layer": (pyg.ChebConv(4, 4, K=2), r"'0' \(ChebConv\): this message-passing layer has not been tested"),
+    "subclass": (type("MyGCN", (pyg.GCNConv,), {})(4, 4), r"'0' \(MyGCN\)"),
+    "own layer": (OwnConv(), r"'0' \(OwnConv\)"),
+    "reverse flow": (pyg.GCNConv(4, 4, flow="target_to_source"), "flow='target_to_source'"),
+    "decomposed": (pyg.SAGEConv(4, 4, decomposed_layers=2), "decomposed_layers"),
+    "attention": (nn.MultiheadAttention(4, 1), "computes across rows"),
+    "transformer": (nn.TransformerEncoderLayer(4, 1), "computes across rows"),
+    "torch instance norm": (nn.InstanceNorm1d(4), "computes across rows"),
+    "global pooling": (pyg.SumAggregation(), "has not been tested"),
+    "top-k pooling": (pyg.TopKPooling(4), "has not been tested"),
+    "single-element batch norm": (pyg.BatchNorm(4, allow_single_element=True), "allow_single_element"),
+    "compiled": (torch.compile(nn.Linear(4, 4)), "torch.compile"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_known_to_be_exact_is_refused_by_path_and_nothing_changes(name: str) -> None:
+    module, message = REFUSED[name]
+    model = nn.Sequential(module, pyg.GCNConv(4, 4))
+    before = {path: set(vars(m)) for path, m in model.named_modules()}
+    with pytest.raises(UnsupportedModuleError, match=message):
+        attach(model, context_of())
+    assert {path: set(vars(m)) for path, m in model.named_modules()} == before
+    assert not model[1]._propagate_forward_pre_hooks
+
+
+def test_compiling_in_place_is_refused() -> None:
+    model = nn.Sequential(pyg.GCNConv(4, 4))
+    model[0].compile()
+    with pytest.raises(UnsupportedModuleError, match="torch.compile"):
+        attach(model, context_of())
+
+
+def test_every_problem_is_named_at_once() -> None:
+    model = nn.ModuleDict({"a": pyg.ChebConv(4, 4, K=2), "b": nn.Sequential(nn.MultiheadAttention(4, 1))})
+    with pytest.raises(UnsupportedModuleError, match=r"(?s)'a' \(ChebConv\).*'b\.0' \(MultiheadAttention\)"):
+        attach(model, context_of())
+
+
+def test_a_layer_of_the_user_is_exact_once_it_is_allowed() -> None:
+    data = random_graph()
+    model = nn.Module()
+    model.conv = OwnConv()
+    forward = lambda m, d: m.conv(d.x, d.edge_index)  # noqa: E731
+    assert_matches_single_process(model, data, 3, forward=forward, allow=["conv"])
+    with pytest.raises(AssertionError):
+        assert_matches_single_process(model, data, 3, forward=forward, allow=["conv"], exchange=False)
+
+
+def test_allowing_what_does_not_exist_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"does not have: \['convs.9'\]"):
+        attach(pyg.GCN(4, 4, 2), context_of(), allow=["convs.9"])
+
+
+def on_parts(work: Any, data: Data, parts: int = 2) -> list[Any]:
+    assignment = assign(data, parts)
+    return run_threads(lambda wire: work(wire, build_part(data, assignment, wire.rank, parts)), parts)
+
+
+def test_activation_checkpointing_is_refused_with_the_layer_named() -> None:
+    def work(wire: Wire, part: Data) -> None:
+        model = pyg.GCN(6, 8, 2, 3)
+        attachment = attach(model, context := context_of(wire))
+        with context.step(part.halo, part.to_dict(), 0, exact=False):
+            out = checkpoint(model, part.x, part.edge_index, use_reentrant=False)
+        try:
+            out.sum().backward()
+        finally:
+            attachment.detach()
+
+    with pytest.raises(RuntimeError, match=r"'convs\.[01]' ran again inside the backward pass"):
+        on_parts(work, random_graph())
+
+
+def test_a_tensor_over_all_nodes_is_refused_with_the_layer_named() -> None:
+    def work(wire: Wire, part: Data) -> None:
+        model = pyg.GraphSAGE(6, 8, 2, 3)
+        attachment = attach(model, context := context_of(wire))
+        try:
+            with context.step(part.halo, part.to_dict(), 0, exact=False):
+                model(torch.randn(40, 6), part.edge_index)
+        finally:
+            attachment.detach()
+
+    with pytest.raises(ValueError, match=r"Layer 'convs.0' exchanges 'x'.*batch.n_id"):
+        on_parts(work, random_graph())
+
+
+def test_a_sparse_adjacency_is_refused_with_the_layer_named() -> None:
+    def work(wire: Wire, part: Data) -> None:
+        size = int(part.edge_index.max()) + 1
+        edges, ones = part.edge_index.flip(0), torch.ones(part.num_edges)
+        adjacency = torch.sparse_coo_tensor(edges, ones, (size, size), check_invariants=True)
+        model = pyg.GraphSAGE(6, 8, 2, 3)
+        attachment = attach(model, context := context_of(wire))
+        try:
+            with context.step(part.halo, part.to_dict(), 0, exact=False):
+                model(part.x, adjacency)
+        finally:
+            attachment.detach()
+
+    with pytest.raises(TypeError, match=r"Layer 'convs.0' got a sparse adjacency"):
+        on_parts(work, random_graph())
+
+
+def test_the_wrong_number_of_parts_is_an_error() -> None:
+    def work(wire: Wire, part: Data) -> None:
+        with context_of(wire).step(part.halo, {}, 0, exact=False):
+            pass
+
+    data = random_graph()
+    part = build_part(data, assign(data, 3), 0, 3)
+    with pytest.raises(ValueError, match="one of 3 parts but 2 ranks"):
+        run_threads(lambda wire: work(wire, part), 2)
+
+
+def test_a_detached_model_computes_on_the_whole_graph_again() -> None:
+    data = random_graph()
+    torch.manual_seed(0)
+    original = pyg.GCN(6, 8, 2, 3, norm="layer_norm", cached=True)
+    expected = copy.deepcopy(original)(data.x, data.edge_index)
+
+    def work(wire: Wire, part: Data) -> Tensor:
+        model = copy.deepcopy(original)
+        attachment = attach(model, context := context_of(wire))
+        with context.step(part.halo, part.to_dict(), 0, exact=False):
+            model(part.x, part.edge_index)
+        attachment.detach()
+        attachment.detach()
+        return model(data.x, data.edge_index)
+
+    for out in on_parts(work, data):
+        torch.testing.assert_close(out, expected)
+
+
+def test_a_copy_of_an_attached_model_uses_its_own_parameters() -> None:
+    data = random_graph()
+    torch.manual_seed(0)
+    original = pyg.GAT(6, 8, 2, 3, norm="batch_norm")
+
+    def work(wire: Wire, part: Data) -> tuple[Tensor, Tensor]:
+        model = copy.deepcopy(original)
+        attachment = attach(model, context := context_of(wire))
+        twin = copy.deepcopy(model)
+        with torch.no_grad():
+            for parameter in twin.parameters():
+                parameter.zero_()
+        with context.step(part.halo, part.to_dict(), 0, exact=False):
+            out, zero = model(part.x, part.edge_index), twin(part.x, part.edge_index)
+        attachment.detach()
+        return out, zero
+
+    for out, zero in on_parts(work, data):
+        assert out.abs().max() > 0
+        assert zero.abs().max() == 0
+
+
+def test_models_of_other_code_in_the_process_are_not_touched() -> None:
+    data = random_graph()
+    bystander = pyg.GCN(6, 8, 2, 3, norm="graph_norm")
+    expected = bystander(data.x, data.edge_index)
+
+    def work(wire: Wire, part: Data) -> Tensor:
+        model = pyg.GCN(6, 8, 2, 3, norm="graph_norm")
+        attachment = attach(model, context := context_of(wire))
+        with context.step(part.halo, part.to_dict(), 0, exact=False):
+            out = bystander(data.x, data.edge_index)
+        attachment.detach()
+        return out
+
+    for out in on_parts(work, data):
+        torch.testing.assert_close(out, expected)
+    from torch_geometric.nn.conv import gcn_conv
+
+    assert gcn_conv.gcn_norm.__module__ == "torch_geometric.nn.conv.gcn_conv"
+    assert not hasattr(gcn_conv.gcn_norm, "__wrapped__")
+
+
+def test_rows_kept_from_validation_under_inference_mode_serve_training() -> None:
+    def work(wire: Wire, part: Data) -> None:
+        for kind in (pyg.GraphSAGE, pyg.GCN):
+            torch.manual_seed(0)
+            model = kind(6, 8, 2, 3)
+            attachment = attach(model, context := context_of(wire))
+            with torch.inference_mode(), context.step(part.halo, part.to_dict(), 0, exact=True):
+                model(part.x, part.edge_index)
+            with context.step(part.halo, part.to_dict(), 0, exact=False):
+                model(part.x, part.edge_index).sum().backward()
+            attachment.detach()
+
+    on_parts(work, random_graph())

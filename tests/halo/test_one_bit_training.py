@@ -1,0 +1,159 @@
+"""One-bit training equals a single process that applies the same transform to the same rows, and sends what it promises."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.nn import GCN, GraphSAGE
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
+
+from lightning_gnncomm.codecs import OneBitCodec
+from lightning_gnncomm.comm.channel import Channel
+from lightning_gnncomm.comm.schedule import Synchronous
+from lightning_gnncomm.graph.assign import assign
+from lightning_gnncomm.graph.partition import build_part
+from lightning_gnncomm.slots import Role, Slot
+from lightning_gnncomm.testing import random_graph, train_distributed, train_single
+
+PARTS, STEPS, SEED = 3, 20, 7
+
+
+class Transform(torch.autograd.Function):
+    """What a message does to rows forward and to their gradients backward."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, slot: Slot, step: int, key: Tensor, gradient_key: Tensor) -> Tensor:
+        ctx.saved = slot, step, gradient_key
+        return round_trip(rows, slot, step, key)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
+        slot, step, key = ctx.saved
+        return round_trip(grad, slot.as_role(Role.GRADIENT), step, key), None, None, None, None
+
+
+def round_trip(rows: Tensor, slot: Slot, step: int, key: Tensor) -> Tensor:
+    codec = OneBitCodec()
+    keys = Channel(None, codec, Synchronous(), SEED).rounding_key(slot, step, key)
+    return codec.decode(codec.encode(rows, keys), rows.size(1), rows.dtype)
+
+
+def reference(model: GCN, data: Data, assignment: Tensor) -> tuple[list[float], dict[str, Tensor]]:
+    """Train a two-layer GCN on the whole graph; rows that cross between parts pass through the transform."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    (source, target), weight = gcn_norm(data.edge_index, data.edge_weight, data.num_nodes)
+    owner, reader = assignment[source], assignment[target]
+    losses = []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        x = data.x
+        for number, conv in enumerate(model.convs):
+            x = conv.lin(x)
+            total = torch.zeros_like(x).index_add(
+                0, target[owner == reader], (weight[:, None] * x[source])[owner == reader]
+            )
+            for part in range(PARTS):
+                crossing = (reader == part) & (owner != part)
+                halo, position = source[crossing].unique(return_inverse=True)
+                first = (assignment == part).nonzero().min()
+                rows = Transform.apply(
+                    x[halo], Slot(f"convs.{number}", "x"), step, halo, halo + data.num_nodes * (1 + first)
+                )
+                total = total.index_add(0, target[crossing], weight[crossing, None] * rows[position])
+            x = total + conv.bias
+            x = x.relu() if number == 0 else x
+        loss = F.cross_entropy(x[data.train_mask], data.y[data.train_mask])
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+def gcn(dtype: torch.dtype) -> GCN:
+    torch.manual_seed(0)
+    return GCN(6, 20, num_layers=2, out_channels=3).to(dtype)
+
+
+def forward(model: GCN, data: Data) -> Tensor:
+    return model(data.x, data.edge_index, data.edge_weight)
+
+
+def test_one_bit_training_equals_the_same_transform_in_one_process() -> None:
+    data = random_graph(dtype=torch.float64)
+    assignment = assign(data, PARTS)
+    trainings = train_distributed(
+        gcn(torch.float64), data, assignment, PARTS, STEPS, forward, codec="one_bit", seed=SEED
+    )
+    losses, state = reference(gcn(torch.float64), data, assignment)
+    for training in trainings:
+        torch.testing.assert_close(training.losses, losses, rtol=1e-9, atol=0)
+        torch.testing.assert_close(training.state, state, rtol=1e-8, atol=1e-10)
+
+
+def test_one_bit_training_really_rounds_and_another_seed_rounds_otherwise() -> None:
+    data = random_graph(dtype=torch.float64)
+    assignment = assign(data, PARTS)
+    exact = train_single(gcn(torch.float64), data, 3, forward)
+    runs = [
+        train_distributed(gcn(torch.float64), data, assignment, PARTS, 3, forward, codec="one_bit", seed=seed)[0]
+        for seed in (SEED, SEED, SEED + 1)
+    ]
+    assert runs[0].losses == runs[1].losses
+    assert runs[0].losses != runs[2].losses
+    assert abs(runs[0].losses[-1] - exact.losses[-1]) > 1e-4
+
+
+@pytest.mark.parametrize("codec", ["identity", "one_bit"])
+def test_bytes_are_rows_times_row_size_times_exchanges(codec: str) -> None:
+    data = random_graph()
+    assignment = assign(data, PARTS)
+    trainings = train_distributed(gcn(torch.float32), data, assignment, PARTS, STEPS, forward, codec=codec)
+    for rank, training in enumerate(trainings):
+        plan = build_part(data, assignment, rank, PARTS).halo
+        assert training.channel is not None
+        for slot, record in training.channel.traffic.records.items():
+            width = {"convs.0": 20, "convs.1": 3}[slot.layer]
+            rows = plan.num_halo if slot.role is Role.GRADIENT else plan.num_sent
+            if slot.role is Role.NORM:  # the degrees are exchanged once: adjacency and weights never change
+                assert (record.exchanges, record.sent_bytes) == (1, rows * 4)
+                continue
+            row_size = 4 + (width + 7) // 8 if codec == "one_bit" else 4 * width
+            assert record.exchanges == STEPS
+            assert record.rows == STEPS * rows
+            assert record.sent_bytes == STEPS * rows * row_size
+            assert record.dense_bytes == STEPS * rows * 4 * width
+        assert len(training.channel.traffic.records) == 5
+
+
+def test_raw_features_travel_once_and_exactly() -> None:
+    data = random_graph()
+    assignment = assign(data, PARTS)
+    model = GraphSAGE(6, 20, num_layers=2, out_channels=3)
+    training = train_distributed(model, data, assignment, PARTS, STEPS, codec="one_bit")[0]
+    assert training.channel is not None
+    records = training.channel.traffic.records
+    raw = records.pop(Slot("convs.0", "x", role=Role.CONSTANT))
+    assert (raw.exchanges, raw.sent_bytes) == (1, raw.dense_bytes)
+    assert {slot.layer for slot in records} == {"convs.1"}
+    assert all(record.exchanges == STEPS for record in records.values())
+
+
+def test_changed_features_travel_again() -> None:
+    data = random_graph()
+    assignment = assign(data, PARTS)
+
+    def shifted(model: torch.nn.Module, part: Data) -> Tensor:
+        part.x.add_(0.1)
+        return model(part.x, part.edge_index)
+
+    model = GraphSAGE(6, 8, num_layers=2, out_channels=3)
+    expected = train_single(model, data.clone(), 3, shifted)
+    trainings = train_distributed(model, data, assignment, PARTS, 3, shifted)
+    torch.testing.assert_close(trainings[0].losses, expected.losses, rtol=1e-5, atol=0)
+    assert trainings[0].channel is not None
+    assert trainings[0].channel.traffic.records[Slot("convs.0", "x", role=Role.CONSTANT)].exchanges == 3

@@ -1,0 +1,64 @@
+"""A training script as a user starts it; the test says how many ranks and what should go wrong."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.loader import DataLoader
+
+import lightning_gnncomm  # noqa: F401
+from tests.strategies.project import Project, graph, make_trainer
+
+
+class Troubled(Project):
+    """Runs into trouble on one rank."""
+
+    def __init__(self, trouble: str | None, trouble_rank: int) -> None:
+        super().__init__()
+        self.trouble, self.trouble_rank = trouble, trouble_rank
+
+    def training_step(self, batch: Data, batch_idx: int) -> Tensor:
+        if self.current_epoch == 2 and self.global_rank == self.trouble_rank:
+            if self.trouble == "raise":
+                raise KeyError("trouble in the third step")
+            if self.trouble == "die":
+                os._exit(3)
+            if self.trouble == "interrupt":
+                os.kill(os.getpid(), signal.SIGINT)
+        return super().training_step(batch, batch_idx)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--strategy", default="halo")
+    parser.add_argument("--devices", type=int, default=2)
+    parser.add_argument("--num-nodes", type=int, default=1)
+    parser.add_argument("--trouble")
+    parser.add_argument("--trouble-rank", type=int, default=1)
+    parser.add_argument("--out")
+    parser.add_argument("--other-tree", action="store_true")
+    arguments = parser.parse_args()
+    if arguments.other_tree:
+        import pytorch_lightning
+
+        pytorch_lightning.Trainer(strategy=arguments.strategy, accelerator="cpu", devices=2)
+    module = Troubled(arguments.trouble, arguments.trouble_rank)
+    options: dict[str, Any] = {"num_nodes": arguments.num_nodes, "max_epochs": 20}
+    trainer = make_trainer(arguments.strategy, arguments.devices, **options)
+    loader = DataLoader([graph()])
+    trainer.fit(module, loader, loader)
+    if trainer.global_rank == 0:
+        metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+        Path(arguments.out).write_text(json.dumps(metrics))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

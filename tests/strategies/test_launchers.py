@@ -1,0 +1,186 @@
+"""Every launcher Lightning has starts the ranks, and trouble on one rank ends all of them with its traceback shown."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.strategies.project import Project, loaders, make_trainer
+from tests.strategies.project import graph as make_graph
+
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.filterwarnings("ignore:.*does not have many workers"),
+    pytest.mark.filterwarnings("ignore:Trying to infer the `batch_size`"),
+]
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = [sys.executable, "-m", "tests.strategies.fit_script"]
+TIMEOUT = 90.0
+
+
+class Started:
+    """Processes a test has started; they are ended with it."""
+
+    def __init__(self) -> None:
+        self.processes: list[subprocess.Popen[str]] = []
+
+    def __call__(self, command: list[str], **env: str) -> subprocess.Popen[str]:
+        environment = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/"), "OMP_NUM_THREADS": "1", **env}
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # so that its children can be ended with it
+        )
+        self.processes.append(process)
+        return process
+
+    def group_is_gone(self, process: subprocess.Popen[str], within: float = 20.0) -> bool:
+        """Whether no child of a process is left, waiting for the last to leave."""
+        deadline = time.monotonic() + within
+        while time.monotonic() < deadline:
+            try:
+                os.killpg(process.pid, 0)
+            except ProcessLookupError:
+                return True
+            time.sleep(0.05)  # polls the kernel: there is nothing to wait on in a group that is not ours
+        return False
+
+
+@pytest.fixture
+def start() -> Iterator[Started]:
+    started = Started()
+    yield started
+    for process in started.processes:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, float]:
+    trainer = make_trainer("auto")
+    trainer.fit(Project(), **loaders(make_graph()))
+    return {name: float(value) for name, value in trainer.callback_metrics.items()}
+
+
+def free_port() -> str:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return str(listener.getsockname()[1])
+
+
+def torchrun(arguments: list[str]) -> list[str]:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    return [*launcher, "-m", "tests.strategies.fit_script", *arguments]
+
+
+def slurm(rank: int, nodes: int) -> dict[str, str]:
+    per_node = 2 // nodes
+    return {
+        "SLURM_NTASKS": "2",
+        "SLURM_NTASKS_PER_NODE": str(per_node),
+        "SLURM_JOB_NAME": "train",
+        "SLURM_JOB_ID": "4242",
+        "SLURM_NNODES": str(nodes),
+        "SLURM_NODELIST": "127.0.0.1",
+        "SLURM_PROCID": str(rank),
+        "SLURM_LOCALID": str(rank % per_node),
+        "SLURM_NODEID": str(rank // per_node),
+        "MASTER_ADDR": "127.0.0.1",
+    }
+
+
+def check(processes: list[subprocess.Popen[str]], out: Path, expected: dict[str, Any]) -> None:
+    for process in processes:
+        output, _ = process.communicate(timeout=TIMEOUT)
+        assert process.returncode == 0, output
+    assert json.loads(out.read_text()) == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("strategy", ["halo", "halo_spawn", "halo_fork"])
+def test_lightnings_own_launchers(start: Started, expected: dict[str, float], tmp_path: Path, strategy: str) -> None:
+    process = start([*SCRIPT, "--strategy", strategy, "--out", str(tmp_path / "out")])
+    check([process], tmp_path / "out", expected)
+
+
+def test_torchrun(start: Started, expected: dict[str, float], tmp_path: Path) -> None:
+    check([start(torchrun(["--out", str(tmp_path / "out")]))], tmp_path / "out", expected)
+
+
+def test_two_nodes_by_environment_variables(start: Started, expected: dict[str, float], tmp_path: Path) -> None:
+    port = free_port()
+    command = [*SCRIPT, "--devices", "1", "--num-nodes", "2", "--out", str(tmp_path / "out")]
+    variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
+    processes = [start(command, NODE_RANK=str(rank), LOCAL_RANK="0", **variables) for rank in range(2)]
+    check(processes, tmp_path / "out", expected)
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_slurm_variables(start: Started, expected: dict[str, float], tmp_path: Path, nodes: int) -> None:
+    port = free_port()
+    command = [*SCRIPT, "--devices", str(2 // nodes), "--num-nodes", str(nodes), "--out", str(tmp_path / "out")]
+    processes = [start(command, MASTER_PORT=port, **slurm(rank, nodes)) for rank in range(2)]
+    check(processes, tmp_path / "out", expected)
+
+
+@pytest.mark.parametrize("strategy", ["halo", "halo_spawn", "torchrun"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_raises_ends_all_ranks_with_its_traceback_shown(start: Started, strategy: str, rank: int) -> None:
+    arguments = ["--trouble", "raise", "--trouble-rank", str(rank)]
+    command = torchrun(arguments) if strategy == "torchrun" else [*SCRIPT, *arguments, "--strategy", strategy]
+    process = start(command)
+    output, _ = process.communicate(timeout=TIMEOUT)
+    assert process.returncode != 0
+    assert "KeyError: 'trouble in the third step'" in output
+    assert start.group_is_gone(process), output
+
+
+def test_a_rank_that_dies_ends_the_others_with_a_hint(start: Started) -> None:
+    process = start([*SCRIPT, "--trouble", "die"])
+    output, _ = process.communicate(timeout=TIMEOUT)
+    assert process.returncode != 0
+    assert "Rank 0 lost the connection to another rank" in output
+    assert start.group_is_gone(process), output
+
+
+def test_interrupting_ends_all_ranks(start: Started) -> None:
+    process = start([*SCRIPT, "--trouble", "interrupt", "--trouble-rank", "0"])
+    output, _ = process.communicate(timeout=TIMEOUT)
+    assert process.returncode != 0
+    assert "KeyboardInterrupt" in output
+    assert start.group_is_gone(process), output
+
+
+@pytest.mark.parametrize("name", ["halo", "sylvie_sync_spawn"])
+def test_a_trainer_of_the_other_class_tree_is_told_so(start: Started, name: str) -> None:
+    pytest.importorskip("pytorch_lightning")
+    process = start([*SCRIPT, "--other-tree", "--strategy", name])
+    output, _ = process.communicate(timeout=TIMEOUT)
+    assert process.returncode != 0
+    assert "import lightning.pytorch as pl" in output, output
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2400)
+def test_a_hundred_fits_in_a_row_end_by_themselves(start: Started, tmp_path: Path) -> None:
+    for number in range(100):
+        process = start([*SCRIPT, "--out", str(tmp_path / f"out{number}")])
+        output, _ = process.communicate(timeout=TIMEOUT)
+        assert process.returncode == 0, output
+        assert start.group_is_gone(process), output
