@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from lightning_gnncomm.codecs.base import Codec, RoundingKey
@@ -39,7 +40,8 @@ class Channel:
         >>> def swap(wire):
         ...     channel = Channel(wire, IdentityCodec(), Synchronous())
         ...     rows, peer = torch.full((1, 2), float(wire.rank)), [wire.rank, 1 - wire.rank]
-        ...     return channel.carry(rows, peer, peer, Slot("conv", "x"), 0, torch.zeros(1, dtype=torch.long)).tolist()
+        ...     blocks, key = [(Slot("conv", "x"), rows)], torch.zeros(1, dtype=torch.long)
+        ...     return channel.carry(blocks, peer, peer, step=0, row_key=key)[0].tolist()
         >>> run_threads(swap, 2)
         [[[1.0, 1.0]], [[0.0, 0.0]]]
     """
@@ -56,53 +58,62 @@ class Channel:
 
     def carry(
         self,
-        rows: Tensor,
+        blocks: Sequence[tuple[Slot, Tensor]],
         send_counts: Sequence[int],
         recv_counts: Sequence[int],
-        slot: Slot,
         step: int,
         row_key: Tensor,
         exact: bool = False,
-    ) -> Tensor:
-        """Send ``rows`` of shape ``[S, F]``, grouped by receiving rank, and return the ``[R, F]`` rows received.
+    ) -> list[Tensor]:
+        """Send blocks of rows ``[S, F_k]``, grouped by receiving rank, and return the blocks ``[R, F_k]`` received.
+
+        The blocks of one call travel in one collective, each encoded by itself.
 
         Args:
-            rows: Rows to send; ``S`` is the sum of ``send_counts``.
+            blocks: Name and rows of each block; ``S`` is the sum of ``send_counts``.
             send_counts: Rows for each rank.
             recv_counts: Rows from each rank.
-            slot: Name of the message.
             step: Training step, a counter of the rounding randomness.
             row_key: Key of each sent row, shape ``[S]``.
             exact: Leave rows as they are and wait for them, whatever codec and schedule say.
         """
-        lossy = slot.role.is_lossy and not exact and rows.is_floating_point()
-        codec = self.codec if lossy else self._identity
-        action = self.schedule.action(slot, step, None) if lossy else Action.FRESH
-        assert action is Action.FRESH, action
-        num_features = rows.size(1)
-        width = codec.row_nbytes(num_features, rows.dtype)
-        if width is None:
-            raise NotImplementedError(
-                f"{type(codec).__name__} has rows of varying size, which Channel does not carry yet."
-            )
-        payload = codec.encode(rows, self.rounding_key(slot, step, row_key))
+        codecs = [self._codec(slot, rows, step, exact) for slot, rows in blocks]
+        widths = [self._width(codec, rows) for codec, (_, rows) in zip(codecs, blocks, strict=True)]
+        payloads = [
+            codec.encode(rows, self.rounding_key(slot, step, row_key))
+            for codec, (slot, rows) in zip(codecs, blocks, strict=True)
+        ]
+        payload = payloads[0] if len(payloads) == 1 else torch.cat(payloads, 1)
+        width = sum(widths)
         start = time.perf_counter()
         pending = self.wire.exchange(
             payload.reshape(-1), [n * width for n in send_counts], [n * width for n in recv_counts]
         )
-        received = pending.wait().view(-1, width)
-        record = TrafficRecord(
-            exchanges=1,
-            rows=rows.size(0),
-            sent_bytes=payload.numel(),
-            received_bytes=received.numel(),
-            dense_bytes=rows.numel() * rows.element_size(),
-            wait_seconds=time.perf_counter() - start,
-        )
-        self.traffic.add(slot, record)
-        if width == 0:
-            return rows.new_empty(sum(recv_counts), num_features)
-        return codec.decode(received, num_features, rows.dtype)
+        received = pending.wait().view(sum(recv_counts), width).split(widths, 1)
+        waited = time.perf_counter() - start
+        results = []
+        for codec, (slot, rows), sent, piece in zip(codecs, blocks, payloads, received, strict=True):
+            dense = rows.numel() * rows.element_size()
+            self.traffic.add(slot, TrafficRecord(1, rows.size(0), sent.numel(), piece.numel(), dense, waited))
+            waited = 0.0  # of a shared message, counted once
+            results.append(codec.decode(piece, rows.size(1), rows.dtype))
+        return results
+
+    def _codec(self, slot: Slot, rows: Tensor, step: int, exact: bool) -> Codec:
+        if exact or not slot.role.is_lossy or not rows.is_floating_point():
+            return self._identity
+        action = self.schedule.action(slot, step, None)
+        assert action is Action.FRESH, action
+        return self.codec
+
+    @staticmethod
+    def _width(codec: Codec, rows: Tensor) -> int:
+        width = codec.row_nbytes(rows.size(1), rows.dtype)
+        if width is None:
+            raise NotImplementedError(
+                f"{type(codec).__name__} has rows of varying size, which Channel does not carry yet."
+            )
+        return width
 
     def rounding_key(self, slot: Slot, step: int, row_key: Tensor) -> RoundingKey:
         """Return the counters of a message's rounding: seed, step and slot mixed to one number, and a key for each row."""

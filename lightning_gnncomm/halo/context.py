@@ -73,8 +73,8 @@ class HaloContext:
         self.step_number = 0
         self._static: set[int] = set()
         self._calls: Counter[tuple[str, str]] = Counter()
-        self._memo: TensorCache[Tensor] = TensorCache(capacity=8)
-        self._constant: TensorCache[Tensor] = TensorCache(capacity=8)
+        self._rows: TensorCache[Tensor] = TensorCache(capacity=8)
+        self._constant_rows: TensorCache[Tensor] = TensorCache(capacity=8)
         self.norms: TensorCache[tuple[Tensor, Tensor]] = TensorCache(capacity=8)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> HaloContext:
@@ -103,7 +103,7 @@ class HaloContext:
         finally:
             self.plan = None
             self._static = set()
-            self._memo.clear()
+            self._rows.clear()
 
     @property
     def is_distributed(self) -> bool:
@@ -116,44 +116,77 @@ class HaloContext:
 
     def forget_rows(self) -> None:
         """Drop the memo of exchanged rows; they are shared only within one layer call."""
-        self._memo.clear()
+        self._rows.clear()
 
     def extend(self, x: Tensor, layer: str, argument: str, dim: int = 0, role: Role = Role.FEATURE) -> Tensor:
-        """Return ``x`` with the halo rows appended along the node dimension ``dim``: ``n -> n + H`` rows.
+        """Return ``x`` with the halo rows appended along the node dimension ``dim``; see :meth:`extend_all`."""
+        return self.extend_all({argument: x}, layer, dim, role)[argument]
 
-        A tensor exchanged before in the same layer call is not exchanged again, nor are the batch's own unchanging tensors.
+    def extend_all(
+        self, blocks: Mapping[str, Tensor], layer: str, dim: int = 0, role: Role = Role.FEATURE
+    ) -> dict[str, Tensor]:
+        """Return each block with the halo rows appended along the node dimension ``dim``: ``n -> n + H`` rows.
+
+        All blocks travel in one exchange. A tensor exchanged before in the same layer call is not exchanged again, nor are the
+        batch's own unchanging tensors.
+
+        Args:
+            blocks: Node tensors by the argument of the layer that they are.
+            layer: Path of the layer.
+            dim: Node dimension.
+            role: What the rows are.
 
         Raises:
-            ValueError: If ``x`` has another number of rows than the part has nodes.
+            ValueError: If a block has another number of rows than the part has nodes.
         """
-        plan = self.plan
-        assert plan is not None
-        if x.size(dim) != plan.num_local:
+        for argument, x in blocks.items():
+            self._check_rows(x, layer, argument, dim)
+        missing: dict[str, Tensor] = {}
+        for argument, x in blocks.items():
+            if self.is_static(x) and role is Role.FEATURE:
+                self._fetch_constant(x, layer, argument, dim)
+            elif self._rows.get(x, extra=(dim, id(self.plan))) is None and all(x is not m for m in missing.values()):
+                missing[argument] = x
+        if missing:
+            self._fetch(missing, layer, dim, role)
+        return {argument: self._extended(x, dim) for argument, x in blocks.items()}
+
+    def _check_rows(self, x: Tensor, layer: str, argument: str, dim: int) -> None:
+        assert self.plan is not None
+        if x.size(dim) != self.plan.num_local:
             raise ValueError(
                 f"Layer '{layer}' exchanges '{argument}', which must have one row per node of this rank's part: expected "
-                f"{plan.num_local} rows in dimension {dim}, got shape {tuple(x.shape)}. Tensors over all nodes (an embedding "
-                f"table, say) are indexed by the part's global ids: 'table[batch.n_id]'."
+                f"{self.plan.num_local} rows in dimension {dim}, got shape {tuple(x.shape)}. Tensors over all nodes (an "
+                f"embedding table, say) are indexed by the part's global ids: 'table[batch.n_id]'."
             )
-        if self.is_static(x) and role is Role.FEATURE:
-            return torch.cat([x, self._constant_rows(x, layer, argument, dim)], dim)
-        found = self._memo.get(x, extra=(dim,))
-        if found is None:
-            moved = x.movedim(dim, 0)
-            rows = self.source.rows(moved, plan, self._slot(layer, argument, role), self.step_number, self.exact)
-            found = self._memo.put(torch.cat([moved, rows]).movedim(0, dim), x, extra=(dim,))
-        return found
 
-    def _constant_rows(self, x: Tensor, layer: str, argument: str, dim: int) -> Tensor:
-        """Return the halo rows of a tensor of the batch itself, exchanged at its first use only."""
-        found = self._constant.get(x, extra=(dim,))
-        if found is None:
-            assert self.plan is not None
-            slot = self._slot(layer, argument, Role.CONSTANT)
-            # Kept rows must serve training as well, also if a validation under inference_mode fetches them first.
-            with torch.inference_mode(False), torch.no_grad():
-                rows = self.source.rows(x.movedim(dim, 0), self.plan, slot, self.step_number, self.exact)
-                found = self._constant.put(rows.movedim(0, dim), x, extra=(dim,))
-        return found
+    def _fetch(self, blocks: Mapping[str, Tensor], layer: str, dim: int, role: Role) -> None:
+        """Exchange blocks in one message and keep the extended tensors for the rest of the layer call."""
+        assert self.plan is not None
+        slots = [self._slot(layer, argument, role) for argument in blocks]
+        moved = [x.movedim(dim, 0) for x in blocks.values()]
+        received = self.source.rows(moved, self.plan, slots, self.step_number, self.exact)
+        for x, own, rows in zip(blocks.values(), moved, received, strict=True):
+            self._rows.put(torch.cat([own, rows]).movedim(0, dim), x, extra=(dim, id(self.plan)))
+
+    def _fetch_constant(self, x: Tensor, layer: str, argument: str, dim: int) -> None:
+        """Exchange a tensor of the batch itself at its first use and keep the halo rows."""
+        assert self.plan is not None
+        if self._constant_rows.get(x, extra=(dim, id(self.plan))) is not None:
+            return
+        slots = [self._slot(layer, argument, Role.CONSTANT)]
+        # Kept rows must serve training as well, also if a validation under inference_mode fetches them first.
+        with torch.inference_mode(False), torch.no_grad():
+            (rows,) = self.source.rows([x.movedim(dim, 0)], self.plan, slots, self.step_number, self.exact)
+            self._constant_rows.put(rows.movedim(0, dim), x, extra=(dim, id(self.plan)))
+
+    def _extended(self, x: Tensor, dim: int) -> Tensor:
+        found = self._rows.get(x, extra=(dim, id(self.plan)))
+        if found is not None:
+            return found
+        rows = self._constant_rows.get(x, extra=(dim, id(self.plan)))
+        assert rows is not None
+        return torch.cat([x, rows], dim)
 
     def all_reduce(self, x: Tensor, layer: str) -> Tensor:
         """Return the differentiable sum of ``x`` over all ranks (statistics of norms)."""

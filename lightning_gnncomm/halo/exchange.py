@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -18,48 +19,47 @@ __all__ = ["Message", "all_reduce_sum", "exchange_rows"]
 
 
 class Message(NamedTuple):
-    """Everything about a message but its rows."""
+    """Everything about a message but its rows: the ways it takes, and the name of each block of rows in it."""
 
     channel: Channel
     plan: HaloPlan
-    slot: Slot
+    slots: tuple[Slot, ...]
     step: int
     exact: bool
 
 
 class _Exchange(torch.autograd.Function):
-    """``[n, F] -> [H, F]`` rows; the adjoint is the same carry with counts swapped, added onto the rows that were sent."""
+    """``[n, F_k] -> [H, F_k]`` rows; the adjoint is the same carry with counts swapped, added onto the rows that were sent."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, message: Message) -> Tensor:
-        ctx.message, ctx.num_rows = message, x.size(0)
-        plan = message.plan
-        return message.channel.carry(
-            x.index_select(0, plan.send_index),
-            plan.send_counts,
-            plan.recv_counts,
-            message.slot,
-            message.step,
-            plan.send_key,
-            message.exact,
-        )
+    def forward(ctx: Any, message: Message, *blocks: Tensor) -> tuple[Tensor, ...]:
+        ctx.message, ctx.num_rows = message, blocks[0].size(0)
+        channel, plan, slots, step, exact = message
+        sent = [(slot, x.index_select(0, plan.send_index)) for slot, x in zip(slots, blocks, strict=True)]
+        return tuple(channel.carry(sent, plan.send_counts, plan.recv_counts, step, plan.send_key, exact))
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        channel, plan, slot, step, exact = ctx.message
-        role = Role.GRADIENT if slot.role is Role.FEATURE else slot.role
-        rows = channel.carry(
-            grad.contiguous(), plan.recv_counts, plan.send_counts, slot.as_role(role), step, plan.recv_key, exact
-        )
-        return grad.new_zeros(ctx.num_rows, grad.size(1)).index_add_(0, plan.send_index, rows), None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        channel, plan, slots, step, exact = ctx.message
+        needed = [k for k in range(len(slots)) if ctx.needs_input_grad[k + 1]]
+        sent = [(_adjoint(slots[k]), grads[k].contiguous()) for k in needed]
+        received = channel.carry(sent, plan.recv_counts, plan.send_counts, step, plan.recv_key, exact)
+        results: list[Tensor | None] = [None] * (len(slots) + 1)
+        for k, rows in zip(needed, received, strict=True):
+            results[k + 1] = rows.new_zeros(ctx.num_rows, rows.size(1)).index_add_(0, plan.send_index, rows)
+        return tuple(results)
 
 
-def exchange_rows(x: Tensor, message: Message) -> Tensor:
-    """Return the ``[H, *F]`` halo rows of node rows ``x`` of shape ``[n, *F]``; gradients travel back to their owners."""
-    flat = x.reshape(x.size(0), math.prod(x.shape[1:]))
-    rows: Tensor = _Exchange.apply(flat, message)  # type: ignore[no-untyped-call]
-    return rows.view(message.plan.num_halo, *x.shape[1:])
+def _adjoint(slot: Slot) -> Slot:
+    return slot.as_role(Role.GRADIENT) if slot.role is Role.FEATURE else slot
+
+
+def exchange_rows(blocks: Sequence[Tensor], message: Message) -> list[Tensor]:
+    """Return the ``[H, *F_k]`` halo rows of node tensors ``[n, *F_k]`` in one exchange; gradients travel back to their owners."""
+    flat = [x.reshape(x.size(0), math.prod(x.shape[1:])) for x in blocks]
+    received = _Exchange.apply(message, *flat)  # type: ignore[no-untyped-call]
+    return [rows.view(message.plan.num_halo, *x.shape[1:]) for rows, x in zip(received, blocks, strict=True)]
 
 
 class _AllReduceSum(torch.autograd.Function):

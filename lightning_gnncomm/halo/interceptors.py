@@ -94,13 +94,12 @@ def _exchange_hook(path: str, arguments: list[str], context: HaloContext) -> Cal
             raise TypeError(
                 f"Layer '{path}' got a sparse adjacency matrix; a halo strategy needs a COO 'edge_index' [2, E]."
             )
+        source = {name: value[0] if isinstance(value, (tuple, list)) else value for name, value in kwargs.items()}
+        blocks = {name: source[name] for name in arguments if isinstance(source.get(name), Tensor)}
         extended = dict(kwargs)
-        for name in arguments:
-            value = kwargs.get(name)
-            if isinstance(value, Tensor):
-                extended[name] = (context.extend(value, path, name, module.node_dim), value)
-            elif isinstance(value, (tuple, list)) and isinstance(value[0], Tensor):
-                extended[name] = (context.extend(value[0], path, name, module.node_dim), value[1])
+        for name, rows in context.extend_all(blocks, path, module.node_dim).items():
+            own = kwargs[name][1] if isinstance(kwargs[name], (tuple, list)) else kwargs[name]
+            extended[name] = (rows, own)
         return edge_index, (plan.num_local + plan.num_halo, plan.num_local), extended
 
     return hook

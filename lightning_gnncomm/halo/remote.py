@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from lightning_gnncomm.comm.channel import Channel
@@ -19,6 +21,8 @@ class RemoteSource(HaloSource):
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
 
-    def rows(self, x: Tensor, plan: HaloPlan, slot: Slot, step: int, exact: bool) -> Tensor:
+    def rows(
+        self, blocks: Sequence[Tensor], plan: HaloPlan, slots: Sequence[Slot], step: int, exact: bool
+    ) -> list[Tensor]:
         """See :meth:`HaloSource.rows`."""
-        return exchange_rows(x, Message(self.channel, plan, slot, step, exact))
+        return exchange_rows(blocks, Message(self.channel, plan, tuple(slots), step, exact))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 from torch import Tensor
 
@@ -16,5 +17,7 @@ class HaloSource(ABC):
     """Delivers the halo rows of a node tensor, differentiably."""
 
     @abstractmethod
-    def rows(self, x: Tensor, plan: HaloPlan, slot: Slot, step: int, exact: bool) -> Tensor:
-        """Return the halo rows ``[H, *F]`` that belong to the own rows ``x`` of shape ``[n, *F]``."""
+    def rows(
+        self, blocks: Sequence[Tensor], plan: HaloPlan, slots: Sequence[Slot], step: int, exact: bool
+    ) -> list[Tensor]:
+        """Return the halo rows ``[H, *F_k]`` that belong to each of the own ``blocks`` of shape ``[n, *F_k]``."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -153,8 +153,8 @@ def _train_rank(
 class _ZeroSource(RemoteSource):
     """Halo rows without an exchange: what training would be if remote neighbours were left out."""
 
-    def rows(self, x: Tensor, plan: Any, slot: Any, step: int, exact: bool) -> Tensor:
-        return x.new_zeros(plan.num_halo, *x.shape[1:])
+    def rows(self, blocks: Sequence[Tensor], plan: Any, slots: Any, step: int, exact: bool) -> list[Tensor]:
+        return [x.new_zeros(plan.num_halo, *x.shape[1:]) for x in blocks]
 
 
 def assert_matches_single_process(

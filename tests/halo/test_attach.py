@@ -102,9 +102,9 @@ def test_activation_checkpointing_is_refused_with_the_layer_named() -> None:
     def work(wire: Wire, part: Data) -> None:
         model = pyg.GCN(6, 8, 2, 3)
         attachment = attach(model, context := context_of(wire))
-        with context.step(part.halo, part.to_dict(), 0, exact=False):
-            out = checkpoint(model, part.x, part.edge_index, use_reentrant=False)
         try:
+            with context.step(part.halo, part.to_dict(), 0, exact=False):
+                out = checkpoint(model, part.x, part.edge_index, use_reentrant=False)
             out.sum().backward()
         finally:
             attachment.detach()

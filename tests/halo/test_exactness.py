@@ -215,3 +215,19 @@ def test_real_graphs_are_exact(graph: str, name: str, shared_graph: Any) -> None
     parts = {"cora": 4, "cornell": 3, "tolokers": 2}[graph]
     model = build(name, data, hidden=16, classes=classes)
     assert_matches_single_process(model, data, parts, steps=3 if graph == "tolokers" else STEPS, forward=forward)
+
+
+@pytest.mark.parametrize("name", ["gcn", "gat", "gatv2", "sage", "gin"])
+def test_dropout_of_rows_and_attention_is_exact(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dropout acts on own rows before they travel and on edges where they live, so a deterministic one shows parity."""
+    calls = []
+
+    def by_value(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+        calls.append(p)
+        return x * 2 * ((x.detach() * 1e4).sin() > 0) if training and p > 0 else x
+
+    monkeypatch.setattr("torch.nn.functional.dropout", by_value)
+    data = random_graph(dtype=torch.float64)
+    model = build(name, data, dropout=0.5)
+    assert_matches_single_process(model, data, 3, steps=STEPS, forward=forward)
+    assert 0.5 in calls

@@ -1,0 +1,275 @@
+"""One configuration over several ranks against one process: outputs, gradients, buffers and the number of exchanges."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.data import Data
+
+from lightning_gnncomm.codecs import IdentityCodec
+from lightning_gnncomm.comm.channel import Channel
+from lightning_gnncomm.comm.schedule import Synchronous
+from lightning_gnncomm.comm.wire import Wire
+from lightning_gnncomm.graph.partition import build_part
+from lightning_gnncomm.halo.attach import UnsupportedModuleError, attach
+from lightning_gnncomm.halo.context import HaloContext
+from lightning_gnncomm.testing import run_threads
+from tests.conformance.graphs import assignment_of, graph
+
+__all__ = ["Case", "Counts", "Difference", "Pass", "compare", "on_ranks", "on_whole_graph", "refusal_of"]
+
+NUM_RANKS = 3
+TOLERANCE = 1e-9
+LEARNED = ("x", "x_0", "pos", "normal", "edge_weight", "edge_attr", "edge_pos")
+"""Inputs that are tried with a gradient of their own, as if layers before had made them."""
+
+Call = Callable[[nn.Module, Data], Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One configuration of one class.
+
+    Args:
+        name: Class, e.g. ``"GCNConv"``.
+        options: What is varied, for the table.
+        build: Makes the module.
+        call: Calls the module on a graph; what it returns has one row per node.
+        kind: Kind of graph.
+        unfit: Why the class is none to run over parts, if it is not.
+    """
+
+    name: str
+    options: str
+    build: Callable[[], nn.Module]
+    call: Call
+    kind: str = "random"
+
+    def module(self) -> nn.Module:
+        """Return the same module at each call, as a user's model holds it: below a path."""
+        torch.manual_seed(12)
+        holder = nn.Module()
+        holder.layer = self.build()
+        return holder
+
+    def __str__(self) -> str:
+        return f"{self.name}({self.options})"
+
+
+@dataclass
+class Counts:
+    """Exchanges of rows and sums over all ranks in one step on one rank."""
+
+    forward: int = 0
+    backward: int = 0
+    sums: int = 0
+
+    def __str__(self) -> str:
+        rows = f"{self.forward}+{self.backward}"
+        return f"{rows}, {self.sums} sums" if self.sums else rows
+
+
+@dataclass
+class Pass:
+    """What a configuration computed, for the whole graph and in the original order, on one rank.
+
+    Args:
+        tensors: Outputs, gradients and buffers by name.
+        counts: Exchanges of a later step of a hidden layer (input rows that change, adjacency that does not).
+        raw: The same for a first layer that reads the features of the batch.
+        roles: Roles of the messages sent.
+    """
+
+    tensors: dict[str, Tensor]
+    counts: Counts
+    raw: Counts
+    roles: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The largest difference, relative to the largest value, and where it was."""
+
+    error: float
+    where: str
+
+
+@contextmanager
+def double_precision() -> Iterator[None]:
+    """Make float64 the default, for layers that make tensors of the default type."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def refusal_of(model: nn.Module) -> str | None:
+    """Return what attaching a model without ``allow`` says, ``None`` if it is taken."""
+    try:
+        attach(model, HaloContext(Channel(None, IdentityCodec(), Synchronous()))).detach()  # type: ignore[arg-type]
+    except UnsupportedModuleError as error:
+        return str(error)
+    return None
+
+
+def _flatten(out: Any, name: str = "output") -> dict[str, Tensor]:
+    if isinstance(out, Tensor):
+        return {name: out}
+    items = out.items() if isinstance(out, dict) else enumerate(out)
+    return {key: value for part, item in items for key, value in _flatten(item, f"{name}.{part}").items()}
+
+
+def _loss(outputs: dict[str, Tensor], data: Data) -> Tensor:
+    """A sum over nodes in which every output entry has a weight of its own."""
+    total = data.weight.new_zeros(())
+    for out in outputs.values():
+        if out.is_floating_point():
+            weight = data.weight.repeat(1, 1 + out[:1].numel() // data.weight.size(1))[:, : out[0:1].numel()]
+            total = total + (out.reshape(out.size(0), -1) * weight).sum()
+    return total
+
+
+class _Runner:
+    """The passes of one configuration on one rank (or on the whole graph, without a context)."""
+
+    def __init__(self, case: Case, model: nn.Module, data: Data, context: HaloContext | None, wire: Wire | None) -> None:
+        self.case, self.model, self.data, self.context, self.wire = case, model, data, context, wire
+        self.tensors: dict[str, Tensor] = {}
+        self.number = 0
+
+    def step(self, label: str, learned: tuple[str, ...], train: bool = True) -> Counts:
+        """Run forward (and backward) once from the same parameters and buffers and keep all that came of it."""
+        model, case = self.model, self.case
+        model.train(train)
+        data = copy.copy(self.data)
+        leaves = {k: data[k].clone().requires_grad_() for k in learned if train}
+        for key, leaf in leaves.items():
+            data[key] = leaf
+        model.zero_grad()
+        counts = Counts()
+        with self._step(data, train), torch.set_grad_enabled(train):
+            outputs = _flatten(case.call(model.layer, data))
+            forward = self._exchanges()
+            loss = _loss(outputs, data)
+            if train and loss.requires_grad:
+                loss.backward()
+            counts = Counts(forward, self._exchanges() - forward, self._sums())
+        self._keep(label, outputs, leaves)
+        return counts
+
+    def _step(self, data: Data, train: bool) -> Any:
+        if self.context is None:
+            return _nothing()
+        self.context.channel.traffic.reset()
+        self.number += 1
+        return self.context.step(data.halo, data.to_dict(), self.number, exact=not train)
+
+    def _exchanges(self) -> int:
+        if self.context is None:
+            return 0
+        records = self.context.channel.traffic.records
+        return sum(r.exchanges for slot, r in records.items() if slot.argument != "statistics")
+
+    def _sums(self) -> int:
+        if self.context is None:
+            return 0
+        records = self.context.channel.traffic.records
+        return sum(r.exchanges for slot, r in records.items() if slot.argument == "statistics")
+
+    def _keep(self, label: str, outputs: dict[str, Tensor], leaves: dict[str, Tensor]) -> None:
+        for name, out in outputs.items():
+            self.tensors[f"{label} {name}"] = self._gather(out.detach(), "n_id")
+        for name, leaf in leaves.items():
+            grad = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+            self.tensors[f"{label} gradient of {name}"] = self._gather(grad, "edge_id" if "edge" in name else "n_id")
+        if not label.startswith("eval"):
+            for name, parameter in self.model.named_parameters():
+                grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                self.tensors[f"{label} gradient of {name}"] = grad if self.wire is None else self.wire.all_reduce(grad)
+        for name, buffer in self.model.named_buffers():
+            self.tensors[f"{label} buffer {name}"] = buffer.clone()
+
+    def _gather(self, rows: Tensor, key: str) -> Tensor:
+        if self.wire is None:
+            return rows
+        order = torch.cat(self.wire.all_gather(self.data[key])).argsort()
+        return torch.cat(self.wire.all_gather(rows))[order]
+
+    def run(self) -> Pass:
+        """Run all passes: everything learned, a hidden layer twice, a first layer twice, evaluation."""
+        self.step("learned", tuple(key for key in LEARNED if key in self.data))
+        roles: set[str] = set()
+        if self.context is not None:
+            roles |= {slot.role.value for slot in self.context.channel.traffic.records if slot.argument != "statistics"}
+            roles |= {"statistics" for slot in self.context.channel.traffic.records if slot.argument == "statistics"}
+        self.step("hidden", ("x",))
+        counts = self.step("hidden again", ("x",))
+        self.step("raw", ())
+        raw = self.step("raw again", ())
+        self.step("eval", (), train=False)
+        return Pass(self.tensors, counts, raw, frozenset(roles))
+
+
+@contextmanager
+def _nothing() -> Iterator[None]:
+    yield
+
+
+def on_whole_graph(case: Case) -> Pass:
+    """Run a configuration in one process."""
+    return _Runner(case, case.module(), graph(case.kind), None, None).run()
+
+
+def on_rank(
+    wire: Wire, case: Case, prepare: Callable[[HaloContext], None] | None = None, allow_all: bool = True
+) -> Pass:
+    """Run a configuration as one rank of several, whatever the list of known layers says."""
+    model = case.module()
+    context = HaloContext(Channel(wire, IdentityCodec(), Synchronous()))
+    if prepare is not None:
+        prepare(context)
+    assignment = assignment_of(case.kind, wire.world_size)
+    data = build_part(graph(case.kind), assignment, wire.rank, wire.world_size)
+    attachment = attach(model, context, [path for path, _ in model.named_modules()] if allow_all else ())
+    try:
+        return _Runner(case, model, data, context, wire).run()
+    finally:
+        attachment.detach()
+
+
+def on_ranks(case: Case, prepare: Callable[[HaloContext], None] | None = None) -> list[Pass]:
+    """Run a configuration over threads as ranks."""
+    assignment_of(case.kind, NUM_RANKS)  # once, not in every thread
+    return run_threads(functools.partial(on_rank, case=case, prepare=prepare), NUM_RANKS)
+
+
+def compare(expected: Pass, actual: list[Pass]) -> Difference:
+    """Return the largest difference of any tensor on any rank; a tensor of another shape differs infinitely."""
+    worst = Difference(0.0, "")
+    scale = max((t.abs().max().item() for k, t in expected.tensors.items() if "gradient" in k and t.numel()), default=0)
+    for rank, view in enumerate(actual):
+        for name, theirs in expected.tensors.items():
+            ours = view.tensors.get(name)
+            error = _error(ours, theirs, scale if "gradient" in name else 0.0)
+            if not error <= worst.error:
+                worst = Difference(error, f"{name} on rank {rank}")
+    return worst
+
+
+def _error(ours: Tensor | None, theirs: Tensor, scale: float) -> float:
+    if ours is None or ours.shape != theirs.shape:
+        return float("inf")
+    if theirs.numel() == 0:
+        return 0.0
+    difference = (ours.double() - theirs.double()).abs().max().item()
+    size = max(theirs.double().abs().max().item(), scale, 1e-30)
+    return difference / size if difference == difference else float("inf")
