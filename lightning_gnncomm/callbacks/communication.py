@@ -46,7 +46,8 @@ class CommunicationMonitor(L.Callback):
         >>> monitor.summary.bytes_per_epoch
         0.0
 
-    After ``fit`` the numbers are in :attr:`summary`, the same on every rank.
+    After ``fit`` the numbers are in :attr:`summary`, the same on every rank. Where Lightning trains in forked or spawned
+    processes (``strategy="halo_spawn"``), the summary stays in those; the logs and the table do not.
     """
 
     def __init__(self, per_slot: bool = False, table: bool = True) -> None:

@@ -72,12 +72,12 @@ class HaloPlan:
         return sum(self.send_counts)
 
     def to(self, device: Any, non_blocking: bool = False) -> HaloPlan:
-        """Return the plan with its tensors on ``device`` (``Data.to`` calls this)."""
-        moved = {
-            name: getattr(self, name).to(device=device, non_blocking=non_blocking)
-            for name in ("send_index", "send_key", "recv_key")
-        }
-        return replace(self, **moved)
+        """Return the plan with its tensors on ``device`` (``Data.to`` calls this), itself if they are there already."""
+        tensors = {name: getattr(self, name) for name in ("send_index", "send_key", "recv_key")}
+        moved = {name: tensor.to(device=device, non_blocking=non_blocking) for name, tensor in tensors.items()}
+        # What is derived from a part is found again by its plan, so a plan that stays is the same object.
+        stays = all(moved[name] is tensor for name, tensor in tensors.items())
+        return self if stays else replace(self, **moved)
 
     def cpu(self) -> HaloPlan:
         """Return the plan with its tensors in main memory (``Data.cpu`` calls this)."""

@@ -6,50 +6,23 @@ from collections.abc import Callable, Collection, Iterator
 
 import torch
 from torch import nn
-from torch_geometric.nn import conv as pyg_conv
 from torch_geometric.nn import norm as pyg_norm
-from torch_geometric.nn.conv import MessagePassing
+from torch_geometric.nn.aggr import Aggregation
+from torch_geometric.nn.conv import DirGNNConv, MessagePassing
 
+from lightning_gnncomm.halo.adjacency import ADJACENCY
 from lightning_gnncomm.halo.context import HaloContext
-from lightning_gnncomm.halo.interceptors import NORMALISATION, intercept_layer
+from lightning_gnncomm.halo.inspection import row_reductions
+from lightning_gnncomm.halo.interceptors import (
+    ambiguous_arguments,
+    intercept_aggregation,
+    intercept_directed,
+    intercept_layer,
+)
 from lightning_gnncomm.halo.norms import NODE_NORMS, STATISTICS, intercept_norm
+from lightning_gnncomm.halo.support import EXACT_LAYERS, MIXES_ROWS, REFUSED_MODULES, ROW_WISE
 
 __all__ = ["Attachment", "UnsupportedModuleError", "attach"]
-
-EXACT_LAYERS: tuple[type[MessagePassing], ...] = (
-    pyg_conv.EdgeConv,
-    pyg_conv.GATConv,
-    pyg_conv.GATv2Conv,
-    pyg_conv.GCNConv,
-    pyg_conv.GINConv,
-    pyg_conv.PNAConv,
-    pyg_conv.SAGEConv,
-)
-"""Message-passing layers tested to be exact; subclasses may do anything and are not among them."""
-
-ROW_WISE = (
-    "torch_geometric.nn.dense.linear.Linear",
-    "torch_geometric.nn.models.basic_gnn",
-    "torch_geometric.nn.models.jumping_knowledge.JumpingKnowledge",
-    "torch_geometric.nn.models.mlp.MLP",
-    "torch_geometric.nn.norm.batch_norm.BatchNorm",
-    "torch_geometric.nn.norm.diff_group_norm.DiffGroupNorm",
-    "torch_geometric.nn.norm.msg_norm.MessageNorm",
-    "torch_geometric.nn.sequential.Sequential",
-    "torch_geometric.utils._trim_to_layer.TrimToLayer",
-)
-"""PyG modules that never mix nodes by themselves: what they contain is checked for itself."""
-
-MIXES_NODES: tuple[type[nn.Module], ...] = (
-    nn.MultiheadAttention,
-    nn.Transformer,
-    nn.TransformerEncoder,
-    nn.TransformerDecoder,
-    nn.TransformerEncoderLayer,
-    nn.TransformerDecoderLayer,
-    nn.modules.instancenorm._InstanceNorm,
-)
-"""Torch modules that compute across rows, which would be the rows of one rank only."""
 
 
 class UnsupportedModuleError(ValueError):
@@ -89,8 +62,8 @@ def attach(model: nn.Module, context: HaloContext, allow: Collection[str] = ()) 
         ValueError: If ``allow`` names a module the model does not have.
 
     Example:
-        >>> from torch_geometric.nn import GCN, ChebConv
-        >>> attach(torch.nn.Sequential(ChebConv(4, 4, K=2)), context=None)
+        >>> from torch_geometric.nn import GCN, WLConv
+        >>> attach(torch.nn.Sequential(WLConv()), context=None)
         Traceback (most recent call last):
             ...
         lightning_gnncomm.halo.attach.UnsupportedModuleError: ...
@@ -101,7 +74,7 @@ def attach(model: nn.Module, context: HaloContext, allow: Collection[str] = ()) 
     problems = [
         f"  '{path or type(model).__name__}' ({type(module).__name__}): {reason}"
         for path, module in modules.items()
-        if path not in allow and not _inside_layer(path, modules) and (reason := _objection(module)) is not None
+        if path not in allow and (reason := _objection(path, modules)) is not None
     ]
     if problems:
         raise UnsupportedModuleError(
@@ -115,49 +88,88 @@ def attach(model: nn.Module, context: HaloContext, allow: Collection[str] = ()) 
 
 
 def _intercept(modules: dict[str, nn.Module], context: HaloContext) -> Iterator[Callable[[], None]]:
-    for redirection in (NORMALISATION, *STATISTICS):
+    for redirection in (*ADJACENCY, *STATISTICS):
         redirection.install()
         yield redirection.remove
     for path, module in modules.items():
-        if isinstance(module, MessagePassing):
+        if isinstance(module, DirGNNConv):
+            yield intercept_directed(module, path, context)
+        elif isinstance(module, MessagePassing):
             yield intercept_layer(module, path, context)
         elif isinstance(module, NODE_NORMS):
             yield intercept_norm(module, path, context)
+        elif isinstance(module, Aggregation):
+            yield intercept_aggregation(module, path, context)
 
 
-def _inside_layer(path: str, modules: dict[str, nn.Module]) -> bool:
-    """Whether a module is a layer's aggregation, which sees all edges into own nodes and no others."""
-    parent, _, name = path.rpartition(".")
-    while parent or name:
-        if name == "aggr_module" and isinstance(modules.get(parent), MessagePassing):
-            return True
-        parent, _, name = parent.rpartition(".")
-    return False
-
-
-def _objection(module: nn.Module) -> str | None:
+def _objection(path: str, modules: dict[str, nn.Module]) -> str | None:
     """Return why a module cannot be taken, ``None`` if it can."""
+    module = modules[path]
     if isinstance(module, torch._dynamo.OptimizedModule) or module._compiled_call_impl is not None:
         return "torch.compile skips the hooks that exchange halo rows; pass the uncompiled module"
+    if _is_of_pyg(module) and type(module).__name__ in REFUSED_MODULES:
+        return REFUSED_MODULES[type(module).__name__]
     if isinstance(module, MessagePassing):
         return _layer_objection(module)
-    if isinstance(module, MIXES_NODES) and not isinstance(module, NODE_NORMS):
+    if isinstance(module, MIXES_ROWS) and not isinstance(module, NODE_NORMS):
         return "it computes across rows, which are only this rank's nodes"
     if isinstance(module, pyg_norm.BatchNorm) and module.allow_single_element:
         return "'allow_single_element=True' looks at this rank's rows only; leave it off"
-    if isinstance(module, NODE_NORMS) or not type(module).__module__.startswith("torch_geometric."):
+    if isinstance(module, NODE_NORMS) or not _is_of_pyg(module) or _is_inside_layer(path, modules):
+        return None
+    if type(module).__name__ in EXACT_LAYERS:
         return None
     name = f"{type(module).__module__}.{type(module).__qualname__}"
     return None if name.startswith(ROW_WISE) else "this PyG module has not been tested over several ranks"
 
 
+def _is_of_pyg(module: nn.Module) -> bool:
+    return type(module).__module__.startswith("torch_geometric.")
+
+
+def _is_inside_layer(path: str, modules: dict[str, nn.Module]) -> bool:
+    """Whether a PyG module is part of a tested layer: its aggregation, or defined beside it."""
+    parent, _, name = path.rpartition(".")
+    while parent or name:
+        layer = modules.get(parent)
+        if isinstance(layer, MessagePassing) and (
+            name == "aggr_module" or type(layer).__module__ == type(modules[path]).__module__
+        ):
+            return True
+        parent, _, name = parent.rpartition(".")
+    return False
+
+
 def _layer_objection(layer: MessagePassing) -> str | None:
-    if type(layer) not in EXACT_LAYERS:
-        return "this message-passing layer has not been tested over several ranks"
-    if layer.flow != "source_to_target":
-        return "flow='target_to_source' aggregates over out-edges, of which a part holds only some"
     if layer.explain:
         return "explanation masks hold the edges of the whole graph"
     if layer.decomposed_layers > 1:
         return "decomposed_layers > 1 would exchange each slice of the features separately"
+    if _is_of_pyg(layer):
+        known = type(layer).__name__ in EXACT_LAYERS
+        return None if known else "this message-passing layer has not been tested over several ranks"
+    return _own_layer_objection(layer)
+
+
+def _own_layer_objection(layer: MessagePassing) -> str | None:
+    """Judge a layer nobody has tested: what its hooks cannot see must not be there."""
+    if _writes_its_own(layer, "propagate") or _writes_its_own(layer, "edge_updater"):
+        return "it has a 'propagate' or 'edge_updater' of its own, into which the exchange of halo rows would hook"
+    ambiguous = ambiguous_arguments(layer)
+    if ambiguous:
+        return f"its 'message' or 'aggregate' reads {ambiguous} whole, beside reading it per edge"
+    found = row_reductions(type(layer).forward)
+    if found is None:
+        return "this layer has no source to read, and has not been tested over several ranks"
+    if found:
+        return f"its forward may reduce over nodes, which are only this rank's: {', '.join(found)}"
     return None
+
+
+def _writes_its_own(layer: MessagePassing, name: str) -> bool:
+    """Whether a class of the layer's code defines a method; PyG sets generated ones, which live in modules of their own."""
+    return any(
+        name in vars(cls) and vars(cls)[name].__module__ == cls.__module__
+        for cls in type(layer).__mro__
+        if issubclass(cls, MessagePassing) and cls is not MessagePassing
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -14,8 +14,9 @@ from torch import Tensor
 from lightning_gnncomm.comm.channel import Channel
 from lightning_gnncomm.comm.traffic import TrafficRecord
 from lightning_gnncomm.graph.plan import HaloPlan
-from lightning_gnncomm.halo.exchange import all_reduce_sum
+from lightning_gnncomm.halo.exchange import Message, all_reduce_sum, collect_rows, exchange_rows
 from lightning_gnncomm.halo.remote import RemoteSource
+from lightning_gnncomm.halo.reversal import Reversal, reverse
 from lightning_gnncomm.slots import Role, Slot
 
 __all__ = ["HaloContext", "Scope", "TensorCache", "current_scope"]
@@ -72,10 +73,14 @@ class HaloContext:
         self.exact = True
         self.step_number = 0
         self._static: set[int] = set()
+        self._node_ids: Tensor | None = None
         self._calls: Counter[tuple[str, str]] = Counter()
         self._rows: TensorCache[Tensor] = TensorCache(capacity=8)
         self._constant_rows: TensorCache[Tensor] = TensorCache(capacity=8)
-        self.norms: TensorCache[tuple[Tensor, Tensor]] = TensorCache(capacity=8)
+        self._reversals: TensorCache[Reversal] = TensorCache(capacity=2)
+        self._edge_values: TensorCache[Tensor] = TensorCache(capacity=8)
+        self._lasting: dict[int, Tensor] = {}
+        self.adjacencies: TensorCache[tuple[Tensor, Tensor]] = TensorCache(capacity=8)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> HaloContext:
         return self  # a copy of an attached model talks over the same wire
@@ -97,6 +102,7 @@ class HaloContext:
             )
         self.plan, self.step_number, self.exact = plan, number, exact
         self._static = {id(value) for value in tensors.values() if isinstance(value, Tensor)}
+        self._node_ids = tensors.get("n_id")
         self._calls.clear()
         try:
             yield
@@ -112,7 +118,9 @@ class HaloContext:
 
     def is_static(self, tensor: Tensor | None) -> bool:
         """Return whether a tensor is an attribute of the batch itself, so that what is derived from it can be kept."""
-        return tensor is None or (id(tensor) in self._static and not tensor.requires_grad)
+        if tensor is None:
+            return True
+        return (id(tensor) in self._static or id(tensor) in self._lasting) and not tensor.requires_grad
 
     def forget_rows(self) -> None:
         """Drop the memo of exchanged rows; they are shared only within one layer call."""
@@ -187,6 +195,63 @@ class HaloContext:
         rows = self._constant_rows.get(x, extra=(dim, id(self.plan)))
         assert rows is not None
         return torch.cat([x, rows], dim)
+
+    def collect(self, x: Tensor, layer: str, argument: str) -> Tensor:
+        """Return the sum, at the owners, of what all ranks hold for their halo rows: ``[H, F] -> [n, F]``, differentiable.
+
+        The adjoint of an exchange; its rows are always exact.
+        """
+        assert self.plan is not None
+        slots = (self._slot(layer, argument, Role.NORM),)
+        return collect_rows(x, Message(self.channel, self.plan, slots, self.step_number, exact=True))
+
+    def reversal(self, edge_index: Tensor, layer: str) -> Reversal:
+        """Return the part seen from its out-edges, exchanged at first use.
+
+        Raises:
+            ValueError: If the edges are not the batch's own, which may change with every step.
+        """
+        if not self.is_static(edge_index):
+            raise ValueError(
+                f"Layer '{layer}' aggregates over out-edges, which are exchanged between ranks once: it needs the batch's own "
+                f"'edge_index', but got one that was computed from it."
+            )
+        assert self.plan is not None and self._node_ids is not None
+        found = self._reversals.get(edge_index, extra=(id(self.plan),))
+        if found is None:
+            with torch.inference_mode(False), torch.no_grad():
+                found = reverse(edge_index, self.plan, self._node_ids, self.channel.wire)
+            self._reversals.put(found, edge_index, extra=(id(self.plan),))
+            self._lasting |= {id(edges): edges for edges in (found.edge_index, found.flipped)}
+        return found
+
+    def reversed_values(self, values: Tensor, reversal: Reversal, layer: str, argument: str) -> Tensor:
+        """Return values of edges ``[E, *]`` in the order of the out-edges ``[E', *]``, differentiably."""
+        keep = self.is_static(values)
+        found = self._edge_values.get(values, extra=(id(reversal.plan),)) if keep else None
+        if found is not None:
+            return found
+        slots = (self._slot(layer, argument, Role.NORM),)
+        message = Message(self.channel, reversal.edge_plan, slots, self.step_number, exact=True)
+        with torch.inference_mode(False) if keep else nullcontext():
+            (remote,) = exchange_rows([values], message)
+            result = torch.cat([values[reversal.own_edges], remote])
+        if keep:
+            self._edge_values.put(result, values, extra=(id(reversal.plan),))
+            self._lasting[id(result)] = result
+        return result
+
+    def num_nodes_up_to_last_edge(self, edge_index: Tensor) -> int:
+        """Return how many own nodes have a global id up to the largest in any rank's edges.
+
+        PyG counts nodes so where it is not told their number: isolated nodes at the end of the order are left out.
+        """
+        assert self.plan is not None and self._node_ids is not None
+        plan, ids = self.plan, self._node_ids
+        ids = torch.cat([ids, plan.recv_key % max(plan.num_global, 1)])
+        last = ids[edge_index].max() if edge_index.numel() else ids.new_tensor(-1)
+        last = self.channel.wire.all_reduce(last, "max")
+        return int((self._node_ids <= last).sum())
 
     def all_reduce(self, x: Tensor, layer: str) -> Tensor:
         """Return the differentiable sum of ``x`` over all ranks (statistics of norms)."""

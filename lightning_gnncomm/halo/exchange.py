@@ -15,7 +15,7 @@ from lightning_gnncomm.comm.wire import Wire
 from lightning_gnncomm.graph.plan import HaloPlan
 from lightning_gnncomm.slots import Role, Slot
 
-__all__ = ["Message", "all_reduce_sum", "exchange_rows"]
+__all__ = ["Message", "all_reduce_sum", "collect_rows", "exchange_rows"]
 
 
 class Message(NamedTuple):
@@ -60,6 +60,32 @@ def exchange_rows(blocks: Sequence[Tensor], message: Message) -> list[Tensor]:
     flat = [x.reshape(x.size(0), math.prod(x.shape[1:])) for x in blocks]
     received = _Exchange.apply(message, *flat)  # type: ignore[no-untyped-call]
     return [rows.view(message.plan.num_halo, *x.shape[1:]) for rows, x in zip(received, blocks, strict=True)]
+
+
+class _Collect(torch.autograd.Function):
+    """``[H, F] -> [n, F]``: halo rows go to their owners, who add them up; the adjoint is the exchange."""
+
+    @staticmethod
+    def forward(ctx: Any, message: Message, x: Tensor) -> Tensor:
+        ctx.message = message
+        channel, plan, (slot,), step, exact = message
+        (rows,) = channel.carry([(slot, x)], plan.recv_counts, plan.send_counts, step, plan.recv_key, exact)
+        return rows.new_zeros(plan.num_local, rows.size(1)).index_add_(0, plan.send_index, rows)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:
+        channel, plan, (slot,), step, exact = ctx.message
+        sent = grad.index_select(0, plan.send_index)
+        (rows,) = channel.carry([(slot, sent)], plan.send_counts, plan.recv_counts, step, plan.send_key, exact)
+        return None, rows
+
+
+def collect_rows(x: Tensor, message: Message) -> Tensor:
+    """Return, for own nodes ``[n, *F]``, the sum of what all ranks hold for them in their halo rows ``x`` of shape ``[H, *F]``."""
+    flat = x.reshape(x.size(0), math.prod(x.shape[1:]))
+    rows: Tensor = _Collect.apply(message, flat)  # type: ignore[no-untyped-call]
+    return rows.view(message.plan.num_local, *x.shape[1:])
 
 
 class _AllReduceSum(torch.autograd.Function):

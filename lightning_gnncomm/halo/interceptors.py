@@ -1,22 +1,23 @@
-"""Hooks that give a PyG message-passing layer the rows of remote nodes (design facts 1 to 3)."""
+"""Hooks that give a PyG message-passing layer the rows of remote nodes."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
+from types import MethodType
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
-from torch_geometric.nn.conv import MessagePassing
-from torch_geometric.nn.conv.gcn_conv import gcn_norm
-from torch_geometric.utils import add_remaining_self_loops, is_sparse, scatter
+from torch_geometric.nn.aggr import Aggregation
+from torch_geometric.nn.conv import DirGNNConv, MessagePassing
+from torch_geometric.utils import is_sparse
 
+from lightning_gnncomm.graph.plan import HaloPlan
 from lightning_gnncomm.halo.context import HaloContext, Scope, enter_scope, leave_scope
-from lightning_gnncomm.halo.namespaces import Redirection
-from lightning_gnncomm.slots import Role
 
-__all__ = ["NORMALISATION", "intercept_layer"]
+__all__ = ["ambiguous_arguments", "intercept_aggregation", "intercept_directed", "intercept_layer"]
 
 
 def intercept_layer(layer: MessagePassing, path: str, context: HaloContext) -> Callable[[], None]:
@@ -32,14 +33,22 @@ def intercept_layer(layer: MessagePassing, path: str, context: HaloContext) -> C
     handles.append(layer.register_propagate_forward_pre_hook(_exchange_hook(path, arguments, context)))
     if layer.inspector.implements("edge_update"):
         # The generated edge_updater runs its pre-hooks after rows were lifted to edges; the Python one runs them before.
-        layer.edge_updater = type(layer)._orig_edge_updater.__get__(layer)
+        layer.edge_updater = MethodType(MessagePassing.edge_updater, layer)
         arguments = _source_arguments(layer._edge_user_args)
         handles.append(layer.register_edge_update_forward_pre_hook(_exchange_hook(path, arguments, context)))
+
+    _give_update_own_rows(layer)
+    if layer.flow == "target_to_source":
+        # The generated propagate always takes the first of a pair for the source side.
+        layer.propagate = MethodType(MessagePassing.propagate, layer)
+        handles += _reversal_hooks(layer, path, context)
 
     def revert() -> None:
         for handle in handles:
             handle.remove()
         layer.__dict__.pop("edge_updater", None)
+        layer.__dict__.pop("propagate", None)
+        layer.__dict__.pop("update", None)
         _drop_cached_normalisation(layer)
 
     _drop_cached_normalisation(layer)
@@ -49,6 +58,103 @@ def intercept_layer(layer: MessagePassing, path: str, context: HaloContext) -> C
 def _source_arguments(names: list[str]) -> list[str]:
     """Return the arguments read per edge at its source node: exactly those whose halo rows a layer needs."""
     return sorted({name[:-2] for name in names if name.endswith("_j")})
+
+
+def ambiguous_arguments(layer: MessagePassing) -> list[str]:
+    """Return the arguments that ``message`` or ``aggregate`` reads whole though their source side is extended."""
+    whole = set(layer.inspector.get_flat_param_names(["message", "aggregate"], exclude=layer.special_args))
+    return sorted(whole & set(_source_arguments(layer._user_args)))
+
+
+def _give_update_own_rows(layer: MessagePassing) -> None:
+    """Let ``update`` see own rows of arguments that were extended for their source side."""
+    parameters = layer.inspector.get_flat_param_names(["update"], exclude=layer.special_args)
+    names = set(parameters) & set(_source_arguments(layer._user_args))
+    if not names:
+        return
+
+    def update(self: MessagePassing, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        place = 1 if self.flow == "source_to_target" else 0
+        own = {k: v[place] if k in names and isinstance(v, tuple) else v for k, v in kwargs.items()}
+        return type(self).update(self, inputs, *args, **own)
+
+    layer.update = MethodType(update, layer)
+
+
+def intercept_aggregation(layer: Aggregation, path: str, context: HaloContext) -> Callable[[], None]:
+    """Let an aggregation that pads to the largest in-degree pad to that of the whole graph; return what reverts it."""
+    if "max_num_elements" not in inspect.signature(layer.forward).parameters:
+        return lambda: None
+
+    def enter(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not context.is_distributed or kwargs.get("max_num_elements") is not None:
+            return None
+        call = dict(zip(("x", "index", "ptr"), args, strict=False)) | kwargs
+        degree = torch.bincount(call["index"], minlength=1) if call.get("ptr") is None else call["ptr"].diff()
+        largest = int(context.channel.wire.all_reduce(degree.max(), "max"))
+        return args, kwargs | {"max_num_elements": largest}
+
+    return _removal([layer.register_forward_pre_hook(enter, with_kwargs=True)])
+
+
+def _removal(handles: list[RemovableHandle]) -> Callable[[], None]:
+    def remove() -> None:
+        for handle in handles:
+            handle.remove()
+
+    return remove
+
+
+def intercept_directed(layer: DirGNNConv, path: str, context: HaloContext) -> Callable[[], None]:
+    """Let the half of a DirGNNConv that sees flipped edges work on this part's out-edges; return what reverts it."""
+    given: list[Tensor] = []
+
+    def remember(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        given[:] = [kwargs["edge_index"] if "edge_index" in kwargs else args[1]]
+
+    handles = [layer.register_forward_pre_hook(remember, with_kwargs=True)]
+    handles += _reversal_hooks(layer.conv_out, f"{path}.conv_out", context, given)
+    return _removal(handles)
+
+
+def _reversal_hooks(
+    layer: torch.nn.Module, path: str, context: HaloContext, given: list[Tensor] | None = None
+) -> list[RemovableHandle]:
+    """Run a layer's calls on the part's out-edges.
+
+    Args:
+        layer: Layer that aggregates over out-edges.
+        path: Its path.
+        context: The shared state.
+        given: Where the unflipped edges are found, for a layer that is called with flipped ones.
+    """
+    signature = inspect.signature(type(layer).forward)
+    plans: list[HaloPlan] = []
+
+    def enter(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not context.is_distributed:
+            return None
+        call = signature.bind(module, *args, **kwargs).arguments
+        reversal = context.reversal(given[0] if given else call["edge_index"], path)
+        call["edge_index"] = reversal.edge_index if given else reversal.flipped
+        for name in ("edge_weight", "edge_attr", "edge_type"):
+            if isinstance(call.get(name), Tensor):
+                call[name] = context.reversed_values(call[name], reversal, path, name)
+        assert context.plan is not None
+        plans.append(context.plan)
+        context.plan = reversal.plan
+        call.pop("self")
+        return (), call
+
+    def leave(module: torch.nn.Module, args: Any, output: Any) -> None:
+        if plans:
+            context.plan = plans.pop()
+
+    # The plan is put back before the layer's scope ends.
+    return [
+        layer.register_forward_pre_hook(enter, with_kwargs=True),
+        layer.register_forward_hook(leave, always_call=True, prepend=True),
+    ]
 
 
 def _drop_cached_normalisation(layer: MessagePassing) -> None:
@@ -94,73 +200,19 @@ def _exchange_hook(path: str, arguments: list[str], context: HaloContext) -> Cal
             raise TypeError(
                 f"Layer '{path}' got a sparse adjacency matrix; a halo strategy needs a COO 'edge_index' [2, E]."
             )
-        source = {name: value[0] if isinstance(value, (tuple, list)) else value for name, value in kwargs.items()}
-        blocks = {name: source[name] for name in arguments if isinstance(source.get(name), Tensor)}
+        # PyG's generated propagate takes the far side from the first of a pair whatever the flow, so that is what layers mean.
+        sides = {
+            name: value if isinstance(value, (tuple, list)) else (value, value)
+            for name, value in kwargs.items()
+            if name in arguments
+        }
+        blocks = {name: sides[name][0] for name in arguments if name in sides and isinstance(sides[name][0], Tensor)}
         extended = dict(kwargs)
+        along = module.flow == "source_to_target"
         for name, rows in context.extend_all(blocks, path, module.node_dim).items():
-            own = kwargs[name][1] if isinstance(kwargs[name], (tuple, list)) else kwargs[name]
-            extended[name] = (rows, own)
-        return edge_index, (plan.num_local + plan.num_halo, plan.num_local), extended
+            # The Python propagate, which serves layers against the flow, takes it from the second.
+            extended[name] = (rows, sides[name][1]) if along else (sides[name][1], rows)
+        size = (plan.num_local + plan.num_halo, plan.num_local)
+        return edge_index, size if along else size[::-1], extended
 
     return hook
-
-
-def _halo_gcn_norm(
-    scope: Scope,
-    original: Callable[..., Any],
-    edge_index: Tensor,
-    edge_weight: Tensor | None = None,
-    num_nodes: int | None = None,
-    improved: bool = False,
-    add_self_loops: bool = True,
-    flow: str = "source_to_target",
-    dtype: torch.dtype | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Symmetric normalisation with the true degrees of remote source nodes.
-
-    Every edge into an own node is local, so own degrees are complete; those of halo nodes are exchanged (differentiably, so
-    learned edge weights stay exact) and kept while adjacency and weights are the batch's own.
-    """
-    context, layer = scope
-    if is_sparse(edge_index):
-        raise TypeError(
-            f"Layer '{layer}' got a sparse adjacency matrix; a halo strategy needs a COO 'edge_index' [2, E]."
-        )
-    assert context.plan is not None and flow == "source_to_target", flow
-    keep = context.is_static(edge_index) and context.is_static(edge_weight)
-    options = (improved, add_self_loops, dtype)
-    if not keep:
-        return _normalise(scope, edge_index, edge_weight, *options)
-    found = context.norms.get(edge_index, edge_weight, extra=options)
-    if found is not None:
-        return found
-    # What is kept must serve training as well, also if a validation under inference_mode computes it first.
-    with torch.inference_mode(False), torch.no_grad():
-        result = _normalise(scope, edge_index, edge_weight, *options)
-    return context.norms.put(result, edge_index, edge_weight, extra=options)
-
-
-def _normalise(
-    scope: Scope,
-    edge_index: Tensor,
-    edge_weight: Tensor | None,
-    improved: bool,
-    add_self_loops: bool,
-    dtype: torch.dtype | None,
-) -> tuple[Tensor, Tensor]:
-    plan = scope.context.plan
-    assert plan is not None
-    if edge_weight is None:
-        edge_weight = torch.ones(edge_index.size(1), dtype=dtype, device=edge_index.device)
-    if add_self_loops:
-        fill_value = 2.0 if improved else 1.0
-        edge_index, edge_weight = add_remaining_self_loops(edge_index, edge_weight, fill_value, plan.num_local)
-    degree = scatter(edge_weight, edge_index[1], 0, plan.num_local, reduce="sum")
-    inverse_root = degree.pow(-0.5)
-    inverse_root = inverse_root.masked_fill(inverse_root == float("inf"), 0.0)
-    at_source = scope.context.extend(inverse_root, scope.layer, "degree", role=Role.NORM)
-    return edge_index, at_source[edge_index[0]] * edge_weight * inverse_root[edge_index[1]]
-
-
-NORMALISATION = Redirection("torch_geometric.nn.conv", gcn_norm, _halo_gcn_norm)
-"""``gcn_norm`` as every PyG layer sees it, halo-aware inside an attached model."""

@@ -41,9 +41,10 @@ class Redirection:
             if self._users > 1:
                 return
             dispatch = self._dispatcher()
-            for name, module in list(sys.modules.items()):
+            # Copies, since another thread may import meanwhile (PyG generates modules as layers are made).
+            for name, module in sys.modules.copy().items():
                 if name.startswith(self._prefix):
-                    for attribute, value in list(vars(module).items()):
+                    for attribute, value in vars(module).copy().items():
                         if value is self._original:
                             setattr(module, attribute, dispatch)
                             self._bound.append((module, attribute))

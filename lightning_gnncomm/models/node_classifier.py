@@ -22,6 +22,8 @@ from lightning_gnncomm.models.metrics import METRICS, build_metric, update_metri
 
 __all__ = ["NodeClassifier"]
 
+_UNKNOWN = -1
+
 
 class NodeClassifier(L.LightningModule):
     """Classifies the nodes of a graph that comes as one batch, on one device or over several ranks.
@@ -148,6 +150,23 @@ class NodeClassifier(L.LightningModule):
                 f"Expected NodeClassifier({name}=...), since no data module here has `{name}` (GraphDataModule does)."
             )
         return value
+
+    def get_extra_state(self) -> Tensor:
+        """Return the sizes, for a module that still has to be built when it is given weights."""
+        # Lightning trains a copy of the module where it forks or spawns, and hands its weights back to a module that has
+        # not met the data. A tensor, since every other value of a state is one.
+        sizes = (self.num_features, self.num_classes, self.multi_label)
+        return torch.tensor([_UNKNOWN if size is None else int(size) for size in sizes])
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Build what is not built yet in the sizes that the weights have."""
+        num_features, num_classes, multi_label = (None if size == _UNKNOWN else size for size in state.tolist())
+        self.num_features = num_features if self.num_features is None else self.num_features
+        self.num_classes = num_classes if self.num_classes is None else self.num_classes
+        if self.multi_label is None and multi_label is not None:
+            self.multi_label = bool(multi_label)
+        if self.num_features is not None and self.num_classes is not None:
+            self._build_model()
 
     def forward(self, batch: Data) -> Tensor:
         """Return the logits of a batch of ``n`` nodes, shape ``[n, C]``."""

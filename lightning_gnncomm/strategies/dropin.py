@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.strategies import ParallelStrategy
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import Tensor
 from torch_geometric.data import Data
@@ -37,16 +38,11 @@ class DropIn:
     """Partitions graphs found in loaders; the same graph in several loaders becomes one part.
 
     Args:
-        rank: This rank.
-        world_size: Number of ranks and parts.
-        broadcast: Sends an object from rank 0 to all ranks.
-        unanimous: Returns on every rank whether all ranks say yes.
+        strategy: Whose ranks get a part each.
     """
 
-    def __init__(
-        self, rank: int, world_size: int, broadcast: Callable[[Any], Any], unanimous: Callable[[bool], bool]
-    ) -> None:
-        self._rank, self._world_size, self._broadcast, self._unanimous = rank, world_size, broadcast, unanimous
+    def __init__(self, strategy: ParallelStrategy) -> None:
+        self._strategy = strategy
         self._parts: dict[str, Data] = {}
 
     def part_loader(self, loader: Iterable[Any]) -> Iterable[Any]:
@@ -74,9 +70,13 @@ class DropIn:
             )
         key = self._agree(graph)
         if key not in self._parts:
-            self._parts[key] = build_part(graph, self._assign(graph), self._rank, self._world_size)
+            rank, world_size = self._strategy.global_rank, self._strategy.world_size
+            # Loaders of a sanity check are processed under inference_mode, but the part serves training too.
+            with torch.inference_mode(False):
+                part = build_part(graph, self._assign(graph), rank, world_size)
+                self._parts[key] = part.to(self._strategy.root_device)
             rank_zero_info(
-                f"Partitioned the loader's graph ({graph.num_nodes} nodes) into {self._world_size} parts. Every rank holds the "
+                f"Partitioned the loader's graph ({graph.num_nodes} nodes) into {world_size} parts. Every rank holds the "
                 f"whole graph to do so; for graphs that do not fit, GraphDataModule lets each rank read its part only."
             )
         return PartLoader(self._parts[key])
@@ -84,7 +84,7 @@ class DropIn:
     def _agree(self, graph: Data) -> str:
         """Return a digest of the graph, which must be the same on all ranks."""
         digest = _digest(graph)
-        if not self._unanimous(bool(digest == self._broadcast(digest))):
+        if not self._strategy.reduce_boolean_decision(digest == self._strategy.broadcast(digest)):
             raise ValueError(
                 "The ranks loaded different graphs, so their parts would not fit together. Load or generate the graph from the "
                 "same files and seed on every rank."
@@ -93,14 +93,14 @@ class DropIn:
 
     def _assign(self, graph: Data) -> Tensor:
         result: Tensor | Exception
-        if self._rank == 0:
+        if self._strategy.global_rank == 0:
             try:
-                result = assign(graph, self._world_size)
+                result = assign(graph, self._strategy.world_size)
             except Exception as error:  # noqa: BLE001  # all ranks raise what rank 0 met
                 result = error
         else:
             result = torch.empty(0)
-        result = self._broadcast(result)
+        result = self._strategy.broadcast(result)
         if isinstance(result, Exception):
             raise result
         return result

@@ -135,7 +135,6 @@ class HaloStrategy(DDPStrategy):
         self._dropin: DropIn | None = None
         self._log: GraphLog | None = None
         self._reverts: list[Callable[[], None]] = []
-        self._moved: dict[int, tuple[Data, Data]] = {}
         self._backward_ran = False
 
     # Set-up and tear-down
@@ -159,7 +158,7 @@ class HaloStrategy(DDPStrategy):
         if self.world_size == 1:
             return
         self._wire = DistributedWire(new_group(self._timeout))
-        self._dropin = DropIn(self.global_rank, self.world_size, self.broadcast, self.reduce_boolean_decision)
+        self._dropin = DropIn(self)
         assert self.lightning_module is not None
         let_full_loader_pass(self.lightning_module.trainer)
 
@@ -211,7 +210,6 @@ class HaloStrategy(DDPStrategy):
             self._log.revert()
             self._log = None
         self._dropin = None
-        self._moved.clear()
 
     @override
     def on_exception(self, exception: BaseException) -> None:
@@ -232,18 +230,6 @@ class HaloStrategy(DDPStrategy):
         if self._dropin is None:
             return dataloader
         return self._dropin.part_loader(dataloader)  # type: ignore[arg-type]
-
-    @override
-    def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
-        if not (isinstance(batch, Data) and "halo" in batch):
-            return super().batch_to_device(batch, device, dataloader_idx)
-        # A part stays on its device: its tensors, and what is derived from them, are then the same ones at every step.
-        known = self._moved.get(id(batch))
-        if known is None or known[0] is not batch:
-            with torch.inference_mode(False):
-                moved = super().batch_to_device(batch, device, dataloader_idx)
-            known = self._moved[id(batch)] = (batch, moved)
-        return known[1]
 
     # Steps
 

@@ -97,31 +97,35 @@ class GraphLog:
         self._log(name, total, **(kwargs | already | {"batch_size": max(count, 1)}))
 
     def _mean(self, name: str, value: Tensor, batch_size: int | None, wire: Wire) -> tuple[Tensor, int]:
-        weight, is_sum = self._weight(name, value, batch_size)
-        share = float(value.detach().double()) * (1.0 if is_sum else weight) if weight else 0.0
-        sums = wire.all_reduce(torch.tensor([share, weight, float(is_sum)], dtype=torch.float64, device=value.device))
-        count = float(sums[1])
-        dtype = value.dtype if value.is_floating_point() else torch.get_default_dtype()
-        if float(sums[2]):
-            return sums[0].to(dtype), math.ceil(count)
-        return (sums[0] / count if count else sums[0] * math.nan).to(dtype), math.ceil(count)
-
-    def _weight(self, name: str, value: Tensor, batch_size: int | None) -> tuple[float, bool]:
-        """Return over how many rows of this rank a scalar is a mean, and whether it is a sum instead."""
+        """Return the mean over the nodes of all ranks and their number (a sum, if the value is a loss that sums)."""
         terms = [term for term in self._terms(value) if term.kind != "constant"]
-        if len({(term.kind, term.num_rows) for term in terms}) == 1:
-            return (1.0, True) if terms[0].kind == "sum" else (terms[0].num_rows, False)
-        counts = self.counts
+        agrees = len({(term.kind, term.num_rows) for term in terms}) == 1
+        is_sum = agrees and terms[0].kind == "sum"
         stage = next((s for s in STAGES if name.lower().startswith(s)), None) or self._running_stage()
-        if batch_size is None or (batch_size == 1 and counts.get("all", 1) != 1):
-            return float(counts.get(stage, 1)), False
-        if batch_size == counts.get("all") != counts.get(stage) and name not in self._warned:
+        by_mask = terms[0].num_rows if agrees else float(self.counts.get(stage, 1))
+        given = by_mask if agrees or batch_size is None else float(batch_size)
+        scalar = float(value.detach())
+        shares = [0.0 if weight == 0 else scalar * weight for weight in (by_mask, given)]
+        local = [float(is_sum), scalar if is_sum else 0.0, by_mask, given, *shares]
+        sums = wire.all_reduce(torch.tensor(local, dtype=torch.float64, device=value.device)).tolist()
+        dtype = value.dtype if value.is_floating_point() else torch.get_default_dtype()
+        if sums[0]:
+            return torch.tensor(sums[1], dtype=dtype, device=value.device), 1
+        # A batch size of one on every rank is one graph each, not one node.
+        counted = not agrees and batch_size is not None and sums[3] != wire.world_size
+        if counted and batch_size == self.counts.get("all") != self.counts.get(stage):
+            self._warn_all_nodes(name, stage)
+        count, total = (sums[3], sums[5]) if counted else (sums[2], sums[4])
+        mean = total / count if count else math.nan
+        return torch.tensor(mean, dtype=dtype, device=value.device), math.ceil(count)
+
+    def _warn_all_nodes(self, name: str, stage: str) -> None:
+        if name not in self._warned:
             self._warned.add(name)
             rank_zero_warn(
-                f"'{name}' was logged with batch_size={batch_size}, the number of all nodes of this rank, so it is taken as a mean "
-                f"over all nodes. If it is a mean over '{stage}_mask', leave batch_size out."
+                f"'{name}' was logged with the number of all nodes of this rank as batch_size, so it is taken as a mean over all "
+                f"nodes. If it is a mean over '{stage}_mask', leave batch_size out."
             )
-        return float(batch_size), False
 
     def _terms(self, value: Tensor) -> list[Term]:
         for loss, terms in self._seen:

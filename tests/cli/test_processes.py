@@ -24,6 +24,8 @@ TRAINER = ["--trainer.accelerator=cpu", "--trainer.devices=2", "--trainer.enable
 @contextmanager
 def started(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """Start the command in a session of its own, all of which is ended at the latest with this block."""
+    # A shell that runs tests in the background makes them deaf to Ctrl-C, which what we start would inherit.
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "1",

@@ -1,20 +1,18 @@
-"""How each class is built and called: a recipe a class, a case an option."""
+"""The words in which recipes are written: how a class is built and called, and what is varied."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import torch
 import torch_geometric.nn as pyg
 from torch import Tensor, nn
 from torch_geometric.data import Data
-from torch_geometric.utils import degree
 
-from tests.conformance.graphs import NUM_RELATIONS, graph
 from tests.conformance.suite import Case
 
-__all__ = ["CONVS", "Later", "Option", "Recipe", "opt", "takes"]
+__all__ = ["ATTR", "EDGES", "TYPE", "WEIGHT", "Later", "Option", "Recipe", "cases_of", "labelled", "layer", "mlp", "opt"]
+__all__ += ["recipe", "takes", "unfit"]
 
 
 class Later(NamedTuple):
@@ -27,14 +25,13 @@ class Later(NamedTuple):
 def mlp(*sizes: int) -> Later:
     """A network with one hidden layer."""
     hidden = max(sizes[0], 8)
-    return Later(
-        lambda: nn.Sequential(nn.Linear(sizes[0], hidden), nn.ELU(), nn.Linear(hidden, sizes[1])), f"MLP{sizes}"
-    )
+    return Later(lambda: nn.Sequential(nn.Linear(sizes[0], hidden), nn.ELU(), nn.Linear(hidden, sizes[1])), "MLP")
 
 
-def conv(name: str, *args: Any, **kwargs: Any) -> Later:
-    """A layer given to another one."""
-    return Later(lambda: getattr(pyg, name)(*args, **kwargs), name)
+def layer(name: str, *args: Any, **kwargs: Any) -> Later:
+    """A PyG layer given to another one."""
+    words = [name, *(f"{k}={v}" for k, v in kwargs.items())]
+    return Later(lambda: getattr(pyg, name)(*args, **kwargs), " ".join(words))
 
 
 class Inputs(NamedTuple):
@@ -44,61 +41,51 @@ class Inputs(NamedTuple):
     named: dict[str, str]
     text: str
 
-    def __call__(self, layer: nn.Module, data: Data) -> Any:
-        return layer(*(data[k] for k in self.positional), **{k: data[v] for k, v in self.named.items()})
+    def __call__(self, module: nn.Module, data: Data) -> Any:
+        return module(*(data[k] for k in self.positional), **{k: data[v] for k, v in self.named.items()})
 
 
 def takes(*positional: str, **named: str) -> Inputs:
-    """Return the inputs of a call; those that are not ``x`` and ``edge_index`` are named in the table."""
-    text = ", ".join([*(p for p in positional if p not in ("x", "edge_index", "x_0", "pos", "normal")), *named])
-    return Inputs(positional, named, text)
+    """Return the inputs of a call; what is not always there is named in the table."""
+    usual = ("x", "edge_index", "x_0", "pos", "normal", "node_type")
+    return Inputs(positional, named, ", ".join([*(p for p in positional if p not in usual), *named]))
+
+
+def labelled(text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give a call of its own kind a name for the table."""
+
+    def label(function: Callable[..., Any]) -> Callable[..., Any]:
+        function.text = text  # type: ignore[attr-defined]
+        return function
+
+    return label
 
 
 EDGES = takes("x", "edge_index")
 WEIGHT = takes("x", "edge_index", edge_weight="edge_weight")
 ATTR = takes("x", "edge_index", edge_attr="edge_attr")
-ATTR2 = takes("x", "edge_index", edge_attr="edge_pos")
 TYPE = takes("x", "edge_index", edge_type="edge_type")
 
 
-def pair(layer: nn.Module, data: Data) -> Any:
-    """Source and destination features apart (``bipartite``)."""
-    return layer((data.x, data.x_0), data.edge_index)
-
-
-def pair_none(layer: nn.Module, data: Data) -> Any:
-    """No destination features (``bipartite``)."""
-    return layer((data.x, None), data.edge_index, size=(data.num_nodes, data.num_nodes))
-
-
-pair.text, pair_none.text = "x=(x, x_dst)", "x=(x, None), size"  # type: ignore[attr-defined]
-
-
 class Option(NamedTuple):
-    """One case of a recipe."""
+    """One case of a recipe: how the module is called, on which kind of graph, and its keyword arguments."""
 
     call: Any
-    kwargs: dict[str, Any]
     kind: str
+    kwargs: dict[str, Any]
 
 
 class Recipe(NamedTuple):
-    """What every case has, and the cases.
-
-    Args:
-        args: Positional arguments of the class.
-        options: The cases.
-        unfit: Why the class is none to run over parts of a graph, if it is not.
-    """
+    """Positional arguments that all cases of a class share, the cases, and why it cannot run over parts if so."""
 
     args: tuple[Any, ...]
     options: list[Option]
     unfit: str = ""
 
 
-def opt(call: Any = EDGES, /, graph_kind: str = "random", **kwargs: Any) -> Option:
-    """One case: how the layer is called and what differs from its defaults."""
-    return Option(call, kwargs, graph_kind)
+def opt(call: Any = EDGES, /, on: str = "random", **kwargs: Any) -> Option:
+    """One case; ``on`` is the kind of graph."""
+    return Option(call, on, kwargs)
 
 
 def recipe(*args: Any) -> Callable[..., Recipe]:
@@ -106,265 +93,36 @@ def recipe(*args: Any) -> Callable[..., Recipe]:
     return lambda *options: Recipe(args, list(options))
 
 
+def unfit(reason: str, *args: Any, **kwargs: Any) -> Recipe:
+    """A class that computes something else than rows of nodes from a graph; it has to be refused."""
+    return Recipe(args, [Option(EDGES, "random", kwargs)], reason)
+
+
+def cases_of(group: str, make: Callable[..., nn.Module], name: str, found: Recipe) -> list[Case]:
+    """Return the cases of a class."""
+    return [_case(group, make, name, found, option) for option in found.options]
+
+
+def _case(group: str, make: Callable[..., nn.Module], name: str, found: Recipe, option: Option) -> Case:
+    def build() -> nn.Module:
+        return make(*map(_value, found.args), **{k: _value(v) for k, v in option.kwargs.items()})
+
+    words = [] if found.unfit else [f"{k}={_text(v)}" for k, v in option.kwargs.items()]
+    words += [option.call.text] if option.call.text else []
+    words += [f"{option.kind} graph"] if option.kind != "random" else []
+    static = bool(option.kwargs.get("cached"))
+    return Case(group, name, ", ".join(words), build, option.call, option.kind, static, found.unfit)
+
+
 def _value(argument: Any) -> Any:
     return argument.make() if isinstance(argument, Later) else argument
 
 
 def _text(argument: Any) -> str:
-    return argument.text if isinstance(argument, Later) else type(argument).__name__ if isinstance(argument, Tensor) else str(argument)
-
-
-def cases(namespace: Any, name: str, found: Recipe) -> list[Case]:
-    """Return the cases of a class."""
-
-    def case(option: Option) -> Case:
-        def build() -> nn.Module:
-            args = [_value(a) for a in found.args]
-            return getattr(namespace, name)(*args, **{k: _value(v) for k, v in option.kwargs.items()})
-
-        words = [f"{k}={_text(v)}" for k, v in option.kwargs.items()]
-        words += [option.call.text] if option.call.text else []
-        words += [f"{option.kind} graph"] if option.kind != "random" else []
-        return Case(name, ", ".join(words), build, option.call, option.kind)
-
-    return [case(option) for option in found.options]
-
-
-def call(text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Name a call for the table."""
-
-    def name(function: Callable[..., Any]) -> Callable[..., Any]:
-        function.text = text  # type: ignore[attr-defined]
-        return function
-
-    return name
-
-
-@call("pos and neg edges")
-def signed(layer: nn.Module, data: Data) -> Any:
-    positive = data.edge_type == 0
-    return layer(data.x, data.edge_index[:, positive], data.edge_index[:, ~positive])
-
-
-@call("x [N, 2, F]")
-def stacked(layer: nn.Module, data: Data) -> Any:
-    return layer(torch.stack([data.x, data.x_0], 1), data.edge_index, data.edge_weight)
-
-
-RELATIONS = [("n", str(i), "n") for i in range(NUM_RELATIONS)]
-METADATA = (["n"], RELATIONS)
-
-
-def _relations(data: Data) -> dict[Any, Tensor]:
-    return {key: data.edge_index[:, data.edge_type == i] for i, key in enumerate(RELATIONS)}
-
-
-@call("3 relations")
-def hetero(layer: nn.Module, data: Data) -> Any:
-    return layer({"n": data.x}, _relations(data))
-
-
-@call("return_attention_weights")
-def attention(layer: nn.Module, data: Data) -> Any:
-    return layer(data.x, data.edge_index, return_attention_weights=True)[0]
-
-
-@call("return_attention_weights")
-def fa_attention(layer: nn.Module, data: Data) -> Any:
-    return layer(data.x, data.x_0, data.edge_index, return_attention_weights=True)[0]
-
-
-@call("x=None")
-def no_x(layer: nn.Module, data: Data) -> Any:
-    return layer(None, data.pos, data.edge_index)
-
-
-@call("x=None")
-def no_x_normal(layer: nn.Module, data: Data) -> Any:
-    return layer(None, data.pos, data.normal, data.edge_index)
-
-
-@call("lambda_max")
-def lambda_max(layer: nn.Module, data: Data) -> Any:
-    return layer(data.x, data.edge_index, data.edge_weight, lambda_max=data.x.new_tensor(3.0))
-
-
-@call("colours")
-def colours(layer: nn.Module, data: Data) -> Any:
-    return layer(data.node_type, data.edge_index)
-
-
-@call("softmax, feature dim")
-def first(layer: nn.Module, data: Data) -> Any:
-    return layer(data.x, data.edge_index)[0]
-
-
-def aggrs(*names: str, **kwargs: Any) -> list[Option]:
-    """A case for each aggregation."""
-    return [opt(kwargs.pop("call", EDGES), aggr=name, **kwargs) for name in names]
-
-
-def multi(mode: str = "cat", **kwargs: Any) -> dict[str, Any]:
-    """Several aggregations at once."""
-    return {"aggr": ["mean", "max", "std"], "aggr_kwargs": {"mode": mode, **kwargs}}
-
-
-DEGREE = torch.bincount(degree(graph().edge_index[1], 40, dtype=torch.long))
-PNA = {"aggregators": ["mean", "min", "max", "std"], "scalers": ["identity", "amplification", "attenuation"]}
-ALL_SCALERS = ["identity", "amplification", "attenuation", "linear", "inverse_linear"]
-H = (6, 8)
-
-CONVS: dict[str, Recipe] = {
-    "SimpleConv": recipe()(
-        *aggrs("sum", "mean", "max", "min", "std", "var", "mul", "median", "softmax", "powermean"),
-        opt(WEIGHT), opt(WEIGHT, aggr="max"), opt(aggr=["mean", "max"]),
-        *(opt(combine_root=how) for how in ("sum", "cat", "self_loop")), opt(WEIGHT, combine_root="self_loop"),
-        opt(pair), opt(pair_none),
-    ),
-    "GCNConv": recipe(*H)(
-        opt(), opt(WEIGHT), opt(WEIGHT, improved=True), opt(cached=True), opt(WEIGHT, cached=True),
-        opt(add_self_loops=False), opt(WEIGHT, add_self_loops=False), opt(normalize=False), opt(WEIGHT, normalize=False),
-        opt(bias=False), *aggrs("mean", "max"), opt(flow="target_to_source"),
-    ),
-    "ChebConv": recipe(*H)(
-        opt(K=1), opt(K=2), opt(WEIGHT, K=3), opt(WEIGHT, K=3, normalization="rw"), opt(lambda_max, K=3, normalization=None),
-        opt(lambda_max, K=3), opt(K=3, normalization="rw"), opt(K=3, bias=False),
-    ),
-    "SAGEConv": recipe(*H)(
-        *aggrs("mean", "sum", "max", "min", "std", "var", "median", "softmax", "powermean"),
-        opt(aggr="lstm", graph_kind="sorted"), opt(aggr="gru", graph_kind="sorted"), opt(aggr="softmax", aggr_kwargs={"learn": True}),
-        opt(aggr="powermean", aggr_kwargs={"learn": True}), opt(**multi()), opt(**multi("sum")),
-        opt(aggr=["mean", "max"], aggr_kwargs={"mode": "attn", "mode_kwargs": {"num_heads": 2, "in_channels": 6, "out_channels": 6}}),
-        opt(normalize=True), opt(root_weight=False), opt(project=True), opt(bias=False),
-        opt(pair), opt(pair_none, project=False), opt(decomposed_layers=2), opt(flow="target_to_source"),
-    ),
-    "CuGraphSAGEConv": recipe(*H)(opt()),
-    "GraphConv": recipe(*H)(opt(), opt(WEIGHT), opt(WEIGHT, aggr="mean"), opt(WEIGHT, aggr="max"), opt(bias=False), opt(pair), opt(pair_none)),
-    "GravNetConv": recipe(*H)(opt(takes("x"), space_dimensions=3, propagate_dimensions=4, k=3)),
-    "GatedGraphConv": recipe(8)(opt(num_layers=1), opt(num_layers=3), opt(WEIGHT, num_layers=2), opt(num_layers=2, aggr="max")),
-    "ResGatedGraphConv": recipe(*H)(opt(), opt(ATTR, edge_dim=4), opt(root_weight=False), opt(act=Later(nn.Tanh, "tanh")), opt(pair), opt(aggr="max")),
-    "GATConv": recipe(*H)(
-        opt(), opt(heads=3), opt(heads=3, concat=False), opt(ATTR, heads=2, edge_dim=4), opt(ATTR, edge_dim=4, fill_value=0.5),
-        opt(ATTR, edge_dim=4, fill_value="max"), opt(add_self_loops=False), opt(ATTR, edge_dim=4, add_self_loops=False),
-        opt(residual=True, heads=2), opt(residual=True, concat=False, heads=2), opt(bias=False), opt(attention, heads=2), opt(pair, add_self_loops=False), opt(pair),
-        opt(pair_none, add_self_loops=False), opt(aggr="mean"),
-    ),
-    "CuGraphGATConv": recipe(*H)(opt()),
-    "FusedGATConv": recipe(*H)(opt()),
-    "GATv2Conv": recipe(*H)(
-        opt(), opt(heads=3), opt(heads=3, concat=False), opt(ATTR, heads=2, edge_dim=4), opt(ATTR, edge_dim=4, fill_value=0.5),
-        opt(add_self_loops=False), opt(ATTR, edge_dim=4, add_self_loops=False), opt(share_weights=True, heads=2),
-        opt(residual=True, heads=2), opt(residual=True, concat=False, heads=2), opt(bias=False), opt(attention, heads=2), opt(pair),
-    ),
-    "TransformerConv": recipe(*H)(
-        opt(), opt(heads=3), opt(heads=3, concat=False), opt(beta=True), opt(ATTR, heads=2, edge_dim=4), opt(root_weight=False),
-        opt(bias=False), opt(attention, heads=2), opt(pair),
-    ),
-    "AGNNConv": recipe()(opt(), opt(requires_grad=False), opt(add_self_loops=False)),
-    "TAGConv": recipe(*H)(opt(), opt(K=1), opt(WEIGHT, K=2), opt(normalize=False), opt(WEIGHT, normalize=False)),
-    "GINConv": recipe(mlp(6, 8))(opt(), opt(eps=0.5), opt(train_eps=True), opt(aggr="mean"), opt(aggr="max"), opt(pair), opt(pair_none)),
-    "GINEConv": recipe(mlp(6, 8))(opt(ATTR, edge_dim=4), opt(ATTR, edge_dim=4, train_eps=True), opt(ATTR, edge_dim=4, aggr="max")),
-    "ARMAConv": recipe(*H)(
-        opt(), opt(num_stacks=2), opt(num_layers=3), opt(WEIGHT, num_stacks=2, num_layers=2, shared_weights=True), opt(act=None), opt(bias=False),
-    ),
-    "SGConv": recipe(*H)(opt(), opt(K=3), opt(WEIGHT, K=2), opt(K=2, cached=True), opt(WEIGHT, K=2, add_self_loops=False)),
-    "SSGConv": recipe(*H)(opt(alpha=0.1), opt(WEIGHT, alpha=0.3, K=3), opt(alpha=0.1, K=2, cached=True), opt(alpha=0.1, K=2, add_self_loops=False)),
-    "APPNP": recipe()(
-        opt(K=1, alpha=0.1), opt(WEIGHT, K=4, alpha=0.2), opt(K=3, alpha=0.1, cached=True), opt(K=3, alpha=0.1, add_self_loops=False),
-        opt(WEIGHT, K=2, alpha=0.1, normalize=False),
-    ),
-    "MFConv": recipe(*H)(opt(), opt(max_degree=2), opt(pair), opt(bias=False), opt(aggr="mean")),
-    "RGCNConv": recipe(*H)(
-        *(opt(TYPE, num_relations=NUM_RELATIONS, **more) for more in (
-            {}, {"num_bases": 2}, {"num_blocks": 2}, {"aggr": "sum"}, {"aggr": "max"}, {"root_weight": False}, {"bias": False})),
-        opt(TYPE, num_relations=NUM_RELATIONS, flow="target_to_source"),
-    ),
-    "FastRGCNConv": recipe(*H)(
-        *(opt(TYPE, num_relations=NUM_RELATIONS, **more) for more in ({}, {"num_bases": 2}, {"num_blocks": 2}, {"aggr": "sum"}, {"aggr": "max"}, {"root_weight": False})),
-    ),
-    "CuGraphRGCNConv": recipe(*H)(opt(TYPE, num_relations=NUM_RELATIONS)),
-    "RGATConv": recipe(*H)(
-        *(opt(TYPE, num_relations=NUM_RELATIONS, **more) for more in (
-            {}, {"num_bases": 2}, {"num_blocks": 2}, {"heads": 2}, {"heads": 2, "concat": False}, {"mod": "additive"}, {"mod": "scaled"},
-            {"mod": "f-additive"}, {"mod": "f-scaled"}, {"attention_mechanism": "within-relation"},
-            {"attention_mode": "multiplicative-self-attention", "dim": 2, "heads": 2})),
-        opt(takes("x", "edge_index", edge_type="edge_type", edge_attr="edge_attr"), num_relations=NUM_RELATIONS, edge_dim=4, heads=2),
-    ),
-    "SignedConv": recipe(6, 4)(opt(signed, first_aggr=True), opt(signed, first_aggr=True, bias=False)),
-    "DNAConv": recipe(6)(opt(stacked), opt(stacked, heads=2), opt(stacked, heads=2, groups=2), opt(stacked, cached=True), opt(stacked, normalize=False), opt(stacked, add_self_loops=False)),
-    "PointNetConv": recipe()(
-        opt(takes("x", "pos", "edge_index")), opt(takes("x", "pos", "edge_index"), local_nn=mlp(9, 8), global_nn=mlp(8, 5)),
-        opt(no_x, local_nn=mlp(3, 8)), opt(takes("x", "pos", "edge_index"), add_self_loops=False), opt(takes("x", "pos", "edge_index"), aggr="mean"),
-    ),
-    "GMMConv": recipe(*H)(
-        *(opt(ATTR2, dim=2, kernel_size=3, **more) for more in ({}, {"separate_gaussians": True}, {"aggr": "max"}, {"root_weight": False})),
-    ),
-    "SplineConv": recipe(*H)(opt(ATTR2, dim=2, kernel_size=3), opt(ATTR2, dim=2, kernel_size=3, aggr="sum", root_weight=False)),
-    "NNConv": recipe(*H)(*(opt(ATTR, nn=mlp(4, 48), **more) for more in ({}, {"aggr": "mean"}, {"aggr": "max"}, {"root_weight": False}))),
-    "CGConv": recipe(6)(opt(), opt(ATTR, dim=4), opt(batch_norm=True), opt(ATTR, dim=4, aggr="mean"), opt(aggr="max"), opt(pair)),
-    "EdgeConv": recipe(mlp(12, 8))(opt(), *aggrs("sum", "mean", "min", "std"), opt(pair)),
-    "DynamicEdgeConv": recipe(mlp(12, 8))(opt(takes("x"), k=3)),
-    "XConv": recipe(*H)(opt(takes("x", "pos"), dim=3, kernel_size=4)),
-    "PPFConv": recipe()(
-        opt(takes("x", "pos", "normal", "edge_index"), local_nn=mlp(10, 8), global_nn=mlp(8, 5)), opt(no_x_normal, local_nn=mlp(4, 8)),
-        opt(takes("x", "pos", "normal", "edge_index"), local_nn=mlp(10, 8), add_self_loops=False),
-    ),
-    "FeaStConv": recipe(*H)(opt(), opt(heads=3), opt(heads=2, add_self_loops=False), opt(pair, heads=2)),
-    "PointTransformerConv": recipe(*H)(
-        opt(takes("x", "pos", "edge_index")), opt(takes("x", "pos", "edge_index"), pos_nn=mlp(3, 8), attn_nn=mlp(8, 8)),
-        opt(takes("x", "pos", "edge_index"), add_self_loops=False),
-    ),
-    "HypergraphConv": recipe(*H)(opt(), opt(takes("x", "edge_index", hyperedge_attr="x_0"), use_attention=True, heads=2)),
-    "LEConv": recipe(*H)(opt(), opt(WEIGHT), opt(WEIGHT, aggr="mean"), opt(bias=False), opt(pair)),
-    "PNAConv": recipe(6, 8)(
-        *(opt(deg=DEGREE, **{**PNA, **more}) for more in ({}, {"scalers": ALL_SCALERS}, {"towers": 2}, {"towers": 2, "divide_input": True}, {"pre_layers": 2, "post_layers": 2}, {"train_norm": True}, {"aggregators": ["sum", "var"]})),
-        opt(ATTR, deg=DEGREE, edge_dim=4, **PNA),
-    ),
-    "ClusterGCNConv": recipe(*H)(opt(), opt(diag_lambda=0.5), opt(add_self_loops=False)),
-    "GENConv": recipe(*H)(
-        *(opt(norm="layer", **more) for more in ({}, {"learn_t": True}, {"aggr": "powermean", "learn_p": True}, {"aggr": "mean"}, {"aggr": "max"}, {"msg_norm": True, "learn_msg_scale": True}, {"num_layers": 1}, {"bias": True})),
-        opt(), opt(norm="instance"), opt(ATTR, norm="layer", edge_dim=4), opt(pair, norm="layer"), opt(norm="layer", aggr=["mean", "max"]),
-    ),
-    "GCN2Conv": recipe(6)(
-        *(opt(takes("x", "x_0", "edge_index"), alpha=0.1, **more) for more in ({}, {"theta": 0.5, "layer": 2}, {"shared_weights": False}, {"cached": True}, {"add_self_loops": False})),
-        opt(takes("x", "x_0", "edge_index", "edge_weight"), alpha=0.1), opt(takes("x", "x_0", "edge_index", "edge_weight"), alpha=0.1, normalize=False),
-    ),
-    "PANConv": recipe(*H)(opt(first, filter_size=2)),
-    "WLConv": recipe()(opt(colours)),
-    "WLConvContinuous": recipe()(opt(), opt(WEIGHT), opt(pair)),
-    "FiLMConv": recipe(*H)(opt(), opt(TYPE, num_relations=NUM_RELATIONS), opt(nn=mlp(6, 16)), opt(act=None), opt(aggr="max"), opt(pair)),
-    "SuperGATConv": recipe(*H)(opt(), opt(attention_type="SD"), opt(heads=2, concat=False), opt(takes("x", "edge_index", neg_edge_index="edge_index")), opt(add_self_loops=False), opt(is_undirected=True, graph_kind="undirected")),
-    "FAConv": recipe(6)(
-        opt(takes("x", "x_0", "edge_index")), opt(takes("x", "x_0", "edge_index"), eps=0.5), opt(takes("x", "x_0", "edge_index"), cached=True),
-        opt(takes("x", "x_0", "edge_index"), add_self_loops=False), opt(takes("x", "x_0", "edge_index", "edge_weight"), normalize=False), opt(fa_attention),
-    ),
-    "EGConv": recipe(*H)(
-        opt(), opt(aggregators=["sum", "mean", "max"]), opt(aggregators=["symnorm", "std", "var", "min"]), opt(num_heads=4, num_bases=2), opt(cached=True),
-        opt(add_self_loops=False), opt(aggregators=["sum"], add_self_loops=False), opt(aggregators=["mean"]),
-    ),
-    "PDNConv": recipe(*H)(*(opt(ATTR, edge_dim=4, hidden_channels=5, **more) for more in ({}, {"add_self_loops": False}, {"normalize": False}, {"bias": False}))),
-    "GeneralConv": recipe(*H)(
-        opt(), opt(ATTR, in_edge_channels=4), *aggrs("mean", "max"), opt(skip_linear=True), opt(directed_msg=False), opt(heads=2),
-        opt(attention=True, heads=2), opt(attention=True, attention_type="dot_product"), opt(l2_normalize=True), opt(pair),
-        opt(ATTR, in_edge_channels=4, directed_msg=False, attention=True),
-    ),
-    "HGTConv": recipe(6, 8, METADATA)(opt(hetero), opt(hetero, heads=2)),
-    "HEATConv": recipe(*H)(
-        *(opt(takes("x", "edge_index", "node_type", "edge_type", "edge_attr"), num_node_types=2, num_edge_types=NUM_RELATIONS, edge_type_emb_dim=3, edge_dim=4, edge_attr_emb_dim=5, **more)
-          for more in ({}, {"heads": 2}, {"heads": 2, "concat": False}, {"root_weight": False})),
-    ),
-    "HeteroConv": recipe(Later(lambda: {key: pyg.SAGEConv(6, 8) for key in RELATIONS}, "SAGEConv"))(opt(hetero), opt(hetero, aggr="cat"), opt(hetero, aggr="mean")),
-    "HANConv": recipe(6, 8, METADATA)(opt(hetero), opt(hetero, heads=2)),
-    "LGConv": recipe()(opt(), opt(WEIGHT), opt(normalize=False), opt(WEIGHT, normalize=False)),
-    "PointGNNConv": recipe(mlp(6, 3), mlp(9, 7), mlp(7, 6))(opt(takes("x", "pos", "edge_index")), opt(takes("x", "pos", "edge_index"), aggr="mean")),
-    "GPSConv": recipe(6)(
-        opt(conv=None), opt(conv=conv("GCNConv", 6, 6), heads=2), opt(conv=conv("GCNConv", 6, 6), attn_type="performer"), opt(conv=conv("SAGEConv", 6, 6), norm=None),
-    ),
-    "AntiSymmetricConv": recipe(6)(opt(), opt(num_iters=3), opt(phi=conv("SAGEConv", 6, 6)), opt(WEIGHT), opt(act=None, bias=False)),
-    "DirGNNConv": recipe()(
-        opt(conv=conv("SAGEConv", 6, 8)), opt(conv=conv("GCNConv", 6, 8)), opt(conv=conv("SAGEConv", 6, 8), root_weight=False, alpha=0.2),
-        opt(conv=conv("SAGEConv", 6, 8), graph_kind="undirected"), opt(conv=conv("GCNConv", 6, 8), graph_kind="undirected"),
-    ),
-    "MixHopConv": recipe(*H)(opt(), opt(WEIGHT, powers=[0, 1, 3]), opt(powers=[2]), opt(add_self_loops=False)),
-    "MeshCNNConv": recipe(*H)(opt(graph_kind="mesh")),
-}
+    if isinstance(argument, Later):
+        return argument.text
+    if isinstance(argument, (list, tuple)):
+        return "[" + ", ".join(map(_text, argument)) + "]"
+    if isinstance(argument, dict):
+        return " ".join(f"{k}={_text(v)}" for k, v in argument.items())
+    return "histogram" if isinstance(argument, Tensor) else str(argument)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -38,25 +38,33 @@ class Case:
     """One configuration of one class.
 
     Args:
+        group: Part of PyG the class is from.
         name: Class, e.g. ``"GCNConv"``.
         options: What is varied, for the table.
         build: Makes the module.
         call: Calls the module on a graph; what it returns has one row per node.
         kind: Kind of graph.
-        unfit: Why the class is none to run over parts, if it is not.
+        static_edges: Edge attributes never get a gradient (the layer caches what it computes from them).
+        unfit: Why the class cannot run over parts of a graph, if so: it must be refused and is not run.
     """
 
+    group: str
     name: str
     options: str
     build: Callable[[], nn.Module]
     call: Call
     kind: str = "random"
+    static_edges: bool = False
+    unfit: str = ""
 
     def module(self) -> nn.Module:
-        """Return the same module at each call, as a user's model holds it: below a path."""
+        """Return a new module, as a user's model holds it: below a path."""
         torch.manual_seed(12)
         holder = nn.Module()
         holder.layer = self.build()
+        for parameter in holder.parameters():
+            if not parameter.detach().abs().lt(100).all():  # left as the memory was, as RGATConv does
+                nn.init.normal_(parameter)
         return holder
 
     def __str__(self) -> str:
@@ -155,14 +163,13 @@ class _Runner:
         for key, leaf in leaves.items():
             data[key] = leaf
         model.zero_grad()
-        counts = Counts()
         with self._step(data, train), torch.set_grad_enabled(train):
             outputs = _flatten(case.call(model.layer, data))
-            forward = self._exchanges()
             loss = _loss(outputs, data)
-            if train and loss.requires_grad:
-                loss.backward()
-            counts = Counts(forward, self._exchanges() - forward, self._sums())
+        forward = self._exchanges()
+        if train and loss.requires_grad:
+            loss.backward()
+        counts = Counts(forward, self._exchanges() - forward, self._sums())
         self._keep(label, outputs, leaves)
         return counts
 
@@ -204,19 +211,31 @@ class _Runner:
         order = torch.cat(self.wire.all_gather(self.data[key])).argsort()
         return torch.cat(self.wire.all_gather(rows))[order]
 
-    def run(self) -> Pass:
-        """Run all passes: everything learned, a hidden layer twice, a first layer twice, evaluation."""
-        self.step("learned", tuple(key for key in LEARNED if key in self.data))
-        roles: set[str] = set()
-        if self.context is not None:
-            roles |= {slot.role.value for slot in self.context.channel.traffic.records if slot.argument != "statistics"}
-            roles |= {"statistics" for slot in self.context.channel.traffic.records if slot.argument == "statistics"}
-        self.step("hidden", ("x",))
-        counts = self.step("hidden again", ("x",))
-        self.step("raw", ())
-        raw = self.step("raw again", ())
-        self.step("eval", (), train=False)
-        return Pass(self.tensors, counts, raw, frozenset(roles))
+    def run(self, labels: Collection[str] = ()) -> Pass:
+        """Run all passes, or those named: everything learned, a hidden layer twice, a first layer twice, evaluation."""
+        everything = tuple(key for key in LEARNED if not (self.case.static_edges and "edge" in key))
+        passes = {
+            "learned": everything,
+            "hidden": ("x",),
+            "hidden again": ("x",),
+            "first": (),
+            "first again": (),
+            "eval": (),
+        }
+        counts, roles = {}, set()
+        for label in labels or passes:
+            counts[label] = self.step(label, passes[label], train=label != "eval")
+            roles |= self._roles()
+        nothing = Counts()
+        return Pass(
+            self.tensors, counts.get("hidden again", nothing), counts.get("first again", nothing), frozenset(roles)
+        )
+
+    def _roles(self) -> set[str]:
+        if self.context is None:
+            return set()
+        slots = self.context.channel.traffic.records
+        return {"statistics" if slot.argument == "statistics" else slot.role.value for slot in slots}
 
 
 @contextmanager
@@ -224,32 +243,49 @@ def _nothing() -> Iterator[None]:
     yield
 
 
-def on_whole_graph(case: Case) -> Pass:
-    """Run a configuration in one process."""
-    return _Runner(case, case.module(), graph(case.kind), None, None).run()
+def on_whole_graph(case: Case, model: nn.Module) -> Pass:
+    """Run a copy of a configuration's module in one process."""
+    return _Runner(case, copy.deepcopy(model), graph(case.kind), None, None).run()
 
 
 def on_rank(
-    wire: Wire, case: Case, prepare: Callable[[HaloContext], None] | None = None, allow_all: bool = True
+    wire: Wire,
+    case: Case,
+    model: nn.Module,
+    prepare: Callable[[HaloContext], None] | None = None,
+    labels: Collection[str] = (),
 ) -> Pass:
     """Run a configuration as one rank of several, whatever the list of known layers says."""
-    model = case.module()
+    model = copy.deepcopy(model)
     context = HaloContext(Channel(wire, IdentityCodec(), Synchronous()))
     if prepare is not None:
         prepare(context)
     assignment = assignment_of(case.kind, wire.world_size)
     data = build_part(graph(case.kind), assignment, wire.rank, wire.world_size)
-    attachment = attach(model, context, [path for path, _ in model.named_modules()] if allow_all else ())
+    attachment = attach(model, context, [path for path, _ in model.named_modules()])
     try:
-        return _Runner(case, model, data, context, wire).run()
+        return _Runner(case, model, data, context, wire).run(labels)
     finally:
         attachment.detach()
 
 
-def on_ranks(case: Case, prepare: Callable[[HaloContext], None] | None = None) -> list[Pass]:
-    """Run a configuration over threads as ranks."""
+def on_ranks(
+    case: Case,
+    model: nn.Module,
+    prepare: Callable[[HaloContext], None] | None = None,
+    labels: Collection[str] = (),
+) -> list[Pass]:
+    """Run copies of a configuration's module (all passes, or those named) over threads as ranks.
+
+    Args:
+        case: The configuration.
+        model: Its module.
+        prepare: What to do to each rank's context before, for twins.
+        labels: Names of passes.
+    """
     assignment_of(case.kind, NUM_RANKS)  # once, not in every thread
-    return run_threads(functools.partial(on_rank, case=case, prepare=prepare), NUM_RANKS)
+    work = functools.partial(on_rank, case=case, model=model, prepare=prepare, labels=labels)
+    return run_threads(work, NUM_RANKS, timeout=20.0)
 
 
 def compare(expected: Pass, actual: list[Pass]) -> Difference:
@@ -257,16 +293,15 @@ def compare(expected: Pass, actual: list[Pass]) -> Difference:
     worst = Difference(0.0, "")
     scale = max((t.abs().max().item() for k, t in expected.tensors.items() if "gradient" in k and t.numel()), default=0)
     for rank, view in enumerate(actual):
-        for name, theirs in expected.tensors.items():
-            ours = view.tensors.get(name)
-            error = _error(ours, theirs, scale if "gradient" in name else 0.0)
+        for name, ours in view.tensors.items():
+            error = _error(ours, expected.tensors.get(name), scale if "gradient" in name else 0.0)
             if not error <= worst.error:
                 worst = Difference(error, f"{name} on rank {rank}")
     return worst
 
 
-def _error(ours: Tensor | None, theirs: Tensor, scale: float) -> float:
-    if ours is None or ours.shape != theirs.shape:
+def _error(ours: Tensor, theirs: Tensor | None, scale: float) -> float:
+    if theirs is None or ours.shape != theirs.shape:
         return float("inf")
     if theirs.numel() == 0:
         return 0.0

@@ -34,15 +34,35 @@ class OwnConv(pyg.MessagePassing):
         return self.lin(x) + self.propagate(edge_index, x=self.lin(x))
 
 
+class Centred(OwnConv):
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=self.lin(x - x.mean(dim=0)))
+
+
+class Anchored(OwnConv):
+    def message(self, x_j: Tensor, x: Tensor) -> Tensor:
+        return x_j - x[:1]
+
+
+class OwnPropagate(OwnConv):
+    def propagate(self, edge_index: Tensor, **kwargs: Any) -> Tensor:
+        return kwargs["x"]
+
+
 def context_of(wire: Any = None) -> HaloContext:
     return HaloContext(Channel(wire, IdentityCodec(), Synchronous()))
 
 
 REFUSED: dict[str, tuple[nn.Module, str]] = {
-    "untested layer": (pyg.ChebConv(4, 4, K=2), r"'0' \(ChebConv\): this message-passing layer has not been tested"),
-    "subclass": (type("MyGCN", (pyg.GCNConv,), {})(4, 4), r"'0' \(MyGCN\)"),
-    "own layer": (OwnConv(), r"'0' \(OwnConv\)"),
-    "reverse flow": (pyg.GCNConv(4, 4, flow="target_to_source"), "flow='target_to_source'"),
+    "sampled layer": (pyg.SuperGATConv(4, 4), r"'0' \(SuperGATConv\): its attention loss samples"),
+    "global attention": (pyg.GPSConv(4, pyg.GCNConv(4, 4)), r"'0' \(GPSConv\): it attends to every node"),
+    "untested model": (pyg.LightGCN(4, 4, 1), "has not been tested"),
+    "reduction in forward": (
+        Centred(),
+        r"'0' \(Centred\): its forward may reduce over nodes.*'x.mean\(dim=0\)' in line \d+",
+    ),
+    "rows read whole": (Anchored(), r"'0' \(Anchored\): its 'message' or 'aggregate' reads \['x'\] whole"),
+    "own propagate": (OwnPropagate(), r"'0' \(OwnPropagate\): it has a 'propagate' or 'edge_updater' of its own"),
     "decomposed": (pyg.SAGEConv(4, 4, decomposed_layers=2), "decomposed_layers"),
     "attention": (nn.MultiheadAttention(4, 1), "computes across rows"),
     "transformer": (nn.TransformerEncoderLayer(4, 1), "computes across rows"),
@@ -73,19 +93,24 @@ def test_compiling_in_place_is_refused() -> None:
 
 
 def test_every_problem_is_named_at_once() -> None:
-    model = nn.ModuleDict({"a": pyg.ChebConv(4, 4, K=2), "b": nn.Sequential(nn.MultiheadAttention(4, 1))})
-    with pytest.raises(UnsupportedModuleError, match=r"(?s)'a' \(ChebConv\).*'b\.0' \(MultiheadAttention\)"):
+    model = nn.ModuleDict({"a": pyg.WLConv(), "b": nn.Sequential(nn.MultiheadAttention(4, 1))})
+    with pytest.raises(UnsupportedModuleError, match=r"(?s)'a' \(WLConv\).*'b\.0' \(MultiheadAttention\)"):
         attach(model, context_of())
 
 
-def test_a_layer_of_the_user_is_exact_once_it_is_allowed() -> None:
+def test_a_layer_of_the_user_is_exact() -> None:
     data = random_graph()
     model = nn.Module()
     model.conv = OwnConv()
     forward = lambda m, d: m.conv(d.x, d.edge_index)  # noqa: E731
-    assert_matches_single_process(model, data, 3, forward=forward, allow=["conv"])
+    assert_matches_single_process(model, data, 3, forward=forward)
     with pytest.raises(AssertionError):
-        assert_matches_single_process(model, data, 3, forward=forward, allow=["conv"], exchange=False)
+        assert_matches_single_process(model, data, 3, forward=forward, exchange=False)
+
+
+def test_what_is_refused_can_be_allowed_by_path() -> None:
+    model = nn.Sequential(Centred())
+    attach(model, context_of(), allow=["0"]).detach()
 
 
 def test_allowing_what_does_not_exist_is_an_error() -> None:

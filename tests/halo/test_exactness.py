@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch_geometric.nn as pyg
 from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.nn import (
@@ -231,3 +232,43 @@ def test_dropout_of_rows_and_attention_is_exact(name: str, monkeypatch: pytest.M
     model = build(name, data, dropout=0.5)
     assert_matches_single_process(model, data, 3, steps=STEPS, forward=forward)
     assert 0.5 in calls
+
+
+LAYERS: dict[str, Any] = {
+    "cheb": lambda i, o: pyg.ChebConv(i, o, K=3),
+    "cheb rw": lambda i, o: pyg.ChebConv(i, o, K=3, normalization="rw"),
+    "eg without norm": lambda i, o: pyg.EGConv(i, o, num_heads=1, num_bases=2, aggregators=["mean", "max"]),
+    "tag": lambda i, o: pyg.TAGConv(i, o, K=3),
+    "transformer": lambda i, o: pyg.TransformerConv(i, o, heads=2, concat=False),
+    "sage over sequences": lambda i, o: pyg.SAGEConv(i, o, aggr="lstm"),
+    "directed sage": lambda i, o: pyg.DirGNNConv(pyg.SAGEConv(i, o)),
+    "directed gcn": lambda i, o: pyg.DirGNNConv(pyg.GCNConv(i, o)),
+    "gcn against the flow": lambda i, o: pyg.GCNConv(i, o, flow="target_to_source"),
+    "gcn against the flow, cached": lambda i, o: pyg.GCNConv(i, o, flow="target_to_source", cached=True),
+    "gatv2 against the flow": lambda i, o: pyg.GATv2Conv(i, o, flow="target_to_source"),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_that_need_more_than_rows_are_exact(name: str) -> None:
+    """Out-degrees, self-loops of own nodes, padding to the largest in-degree, out-edges."""
+    torch.manual_seed(0)
+    data = random_graph(dtype=torch.float64).sort(sort_by_row=False)
+    model = nn.ModuleList([LAYERS[name](6, 8), LAYERS[name](8, 3)]).double()
+
+    def call(layers: nn.ModuleList, graph: Data) -> Tensor:
+        weighted = name.startswith(("cheb", "tag", "gcn"))
+        weight = (graph.edge_weight,) if weighted else ()
+        x = layers[0](graph.x, graph.edge_index, *weight).relu()
+        return layers[1](x, graph.edge_index, *weight)
+
+    assert_matches_single_process(model, data, 3, steps=STEPS, forward=call)
+    with pytest.raises(AssertionError):
+        assert_matches_single_process(model, data, 3, forward=call, exchange=False)
+
+
+def test_out_edges_of_a_computed_adjacency_are_refused() -> None:
+    model = nn.ModuleList([pyg.GCNConv(6, 3, flow="target_to_source")])
+    call = lambda m, d: m[0](d.x, d.edge_index.clone())  # noqa: E731
+    with pytest.raises(ValueError, match="Layer '0' aggregates over out-edges.*the batch's own 'edge_index'"):
+        assert_matches_single_process(model, random_graph(), 3, forward=call)

@@ -297,6 +297,14 @@ class TestCheckpoint:
         loaded = NodeClassifier.load_from_checkpoint(tmp_path / "model.ckpt", model=GCN(5, 8, 2, 3))
         assert torch.equal(loaded.eval()(data), module.eval()(data))
 
+    def test_weights_build_a_module_that_has_not_met_the_data(self, tmp_path: Path) -> None:
+        # What Lightning does after training in a forked or spawned process.
+        data, trained, untouched = toy_graph(), NodeClassifier("GCN"), NodeClassifier("GCN")
+        make_trainer(tmp_path).fit(trained, datamodule=OneGraph(data))
+        untouched.load_state_dict(trained.state_dict(), strict=False)
+        assert torch.equal(untouched.eval()(data), trained.eval()(data))
+        assert untouched.multi_label is False
+
     def test_a_fitted_module_can_go_on(self, tmp_path: Path) -> None:
         module = NodeClassifier("GCN")
         for _ in range(2):

@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.loader import DataLoader
-from torch_geometric.nn import GCN, ChebConv
+from torch_geometric.nn import GCN, SuperGATConv
 
 from lightning_gnncomm import HaloStrategy
 from lightning_gnncomm.strategies.loss import UnknownReductionError
@@ -84,7 +84,7 @@ class Scheduled(Project):
 class Untested(Project):
     def __init__(self) -> None:
         super().__init__()
-        self.net.convs[1] = ChebConv(8, 3, K=2)
+        self.net.convs[1] = SuperGATConv(8, 3)
 
 
 MODULES = {"sum": SumLoss, "weighted": WeightedLoss, "manual": Manual, "scheduled": Scheduled}
@@ -151,7 +151,7 @@ def error_of(kind: str) -> str:
 
 
 REFUSALS = {
-    "untested layer": r"UnsupportedModuleError: (?s:.)*'net.convs.1' \(ChebConv\)",
+    "untested layer": r"UnsupportedModuleError: (?s:.)*'net.convs.1' \(SuperGATConv\)",
     "compiled": r"UnsupportedModuleError: (?s:.)*'net' \(OptimizedModule\): torch.compile",
     "own backward": r"RuntimeError: .*self.manual_backward",
     "unknown reduction": r"UnknownReductionError: .*SqrtBackward.*loss_reduction",

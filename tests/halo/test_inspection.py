@@ -1,0 +1,58 @@
+"""Reading a forward for reductions over nodes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch_geometric.nn import global_mean_pool
+
+from lightning_gnncomm.halo.inspection import row_reductions
+
+
+def whole(x: Tensor) -> Any:
+    return x.mean()
+
+
+def rows(x: Tensor) -> Any:
+    return torch.sum(x, 0)
+
+
+def both(x: Tensor) -> Any:
+    return x.std(dim=(0, 1))
+
+
+def unknown(x: Tensor, dim: int) -> Any:
+    return F.softmax(x, dim=dim)
+
+
+def pooled(x: Tensor) -> Any:
+    return global_mean_pool(x, None)
+
+
+def sorted_rows(x: Tensor) -> Any:
+    return x.argsort(0)
+
+
+def along_features(x: Tensor) -> Any:
+    y = F.softmax(x, dim=-1) + torch.sum(x, 1, keepdim=True) + x.norm(dim=1, keepdim=True) + x.mean(-1, keepdim=True)
+    return F.normalize(y) + max(1, 2) + sum([y, y]) + y.softmax(-1)
+
+
+@pytest.mark.parametrize("function", [whole, rows, both, unknown, pooled, sorted_rows])
+def test_reductions_over_rows_are_found_with_their_line(function: Any) -> None:
+    found = row_reductions(function)
+    assert found is not None
+    assert len(found) == 1
+    assert found[0].endswith(f"in line {function.__code__.co_firstlineno + 1}")
+
+
+def test_reductions_along_features_are_not() -> None:
+    assert row_reductions(along_features) == []
+
+
+def test_code_without_source_cannot_be_read() -> None:
+    assert row_reductions(eval("lambda x: x.mean()")) is None
