@@ -169,6 +169,7 @@ class HaloStrategy(DDPStrategy):
             channel = Channel(self._wire, self.codec, self.schedule, self.seed, self.traffic)
             self._attachment = attach(self.lightning_module, HaloContext(channel), self.allow)
             self._reverts.append(synchronise_metrics(self.lightning_module))
+            self._reverts.append(_answer_sigterm_alone(trainer))
         if self._wire is not None and trainer.state.fn == TrainerFn.FITTING:
             rank_zero_info(
                 f"Halo exchange over {self.world_size} ranks, codec {type(self.codec).__name__}. Scalars given to self.log become "
@@ -317,3 +318,25 @@ class HaloStrategy(DDPStrategy):
         if isinstance(tensor, Tensor) and not tensor.is_floating_point() and str(reduce_op).lower() in ("mean", "avg"):
             tensor = tensor.double()
         return super().reduce(tensor, group, reduce_op)
+
+
+def _answer_sigterm_alone(trainer: pl.Trainer) -> Callable[[], None]:
+    """Let each rank end by itself on SIGTERM; return what reverts it.
+
+    Lightning broadcasts inside the signal handler, which interrupts ranks in the middle of different collectives and then never
+    returns. The loop still raises at the end of the step, and ranks that wait for one that left end with its connection.
+    """
+    connector = trainer._signal_connector
+
+    def notify(signum: Any, frame: Any) -> None:
+        launcher = trainer.strategy.launcher
+        if not connector.received_sigterm and launcher is not None:
+            launcher.kill(signum)
+        connector.received_sigterm = True
+
+    connector._sigterm_notifier_fn = notify  # type: ignore[method-assign,assignment]
+
+    def revert() -> None:
+        vars(connector).pop("_sigterm_notifier_fn", None)
+
+    return revert

@@ -31,6 +31,8 @@ class Troubled(Project):
                 raise KeyError("trouble in the third step")
             if self.trouble == "die":
                 os._exit(3)
+            if self.trouble == "terminate":
+                os.kill(os.getpid(), signal.SIGTERM)
             if self.trouble == "interrupt":
                 os.kill(os.getpid(), signal.SIGINT)
         return super().training_step(batch, batch_idx)

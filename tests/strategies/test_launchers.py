@@ -167,6 +167,15 @@ def test_interrupting_ends_all_ranks(start: Started) -> None:
     assert start.group_is_gone(process), output
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_terminating_a_rank_ends_all_ranks(start: Started, tmp_path: Path, rank: int) -> None:
+    out = tmp_path / "out"
+    process = start([*SCRIPT, "--trouble", "terminate", "--trouble-rank", str(rank), "--out", str(out)])
+    output, _ = process.communicate(timeout=TIMEOUT)
+    assert start.group_is_gone(process), output
+    assert not out.exists()
+
+
 @pytest.mark.parametrize("name", ["halo", "sylvie_sync_spawn"])
 def test_a_trainer_of_the_other_class_tree_is_told_so(start: Started, name: str) -> None:
     pytest.importorskip("pytorch_lightning")
