@@ -114,7 +114,10 @@ def _kept(
         return found
     # What is kept must serve training as well, also if a validation under inference_mode computes it first.
     with torch.inference_mode(False), torch.no_grad():
-        return context.adjacencies.put(compute(context), edge_index, edge_weight, extra=options)
+        result = context.adjacencies.put(compute(context), edge_index, edge_weight, extra=options)
+    for tensor in result:
+        context.keep(tensor)
+    return result
 
 
 def _weights(edge_index: Tensor, edge_weight: Tensor | None, dtype: torch.dtype | None) -> Tensor:

@@ -20,6 +20,7 @@ from lightning_gnncomm.halo.interceptors import (
     intercept_layer,
 )
 from lightning_gnncomm.halo.norms import NODE_NORMS, STATISTICS, intercept_norm
+from lightning_gnncomm.halo.sparse import SPARSE
 from lightning_gnncomm.halo.support import EXACT_LAYERS, MIXES_ROWS, REFUSED_MODULES, ROW_WISE
 
 __all__ = ["Attachment", "UnsupportedModuleError", "attach"]
@@ -88,7 +89,7 @@ def attach(model: nn.Module, context: HaloContext, allow: Collection[str] = ()) 
 
 
 def _intercept(modules: dict[str, nn.Module], context: HaloContext) -> Iterator[Callable[[], None]]:
-    for redirection in (*ADJACENCY, *STATISTICS):
+    for redirection in (*ADJACENCY, *SPARSE, *STATISTICS):
         redirection.install()
         yield redirection.remove
     for path, module in modules.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -54,6 +54,10 @@ class TensorCache(Generic[T]):
             self._entries.popitem(last=False)
         return value
 
+    def find(self, accept: Callable[[T], bool]) -> T | None:
+        """Return the first stored value that is accepted, or ``None``."""
+        return next((value for _, value in self._entries.values() if accept(value)), None)
+
     def clear(self) -> None:
         """Forget everything."""
         self._entries.clear()
@@ -80,6 +84,7 @@ class HaloContext:
         self._reversals: TensorCache[Reversal] = TensorCache(capacity=2)
         self._edge_values: TensorCache[Tensor] = TensorCache(capacity=8)
         self._lasting: dict[int, Tensor] = {}
+        self.matrices: TensorCache[Any] = TensorCache(capacity=8)
         self.adjacencies: TensorCache[tuple[Tensor, Tensor]] = TensorCache(capacity=8)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> HaloContext:
@@ -121,6 +126,10 @@ class HaloContext:
         if tensor is None:
             return True
         return (id(tensor) in self._static or id(tensor) in self._lasting) and not tensor.requires_grad
+
+    def keep(self, tensor: Tensor) -> None:
+        """Count a tensor that was derived from the batch's own, once, among those that do not change."""
+        self._lasting[id(tensor)] = tensor
 
     def forget_rows(self) -> None:
         """Drop the memo of exchanged rows; they are shared only within one layer call."""
@@ -222,7 +231,8 @@ class HaloContext:
             with torch.inference_mode(False), torch.no_grad():
                 found = reverse(edge_index, self.plan, self._node_ids, self.channel.wire)
             self._reversals.put(found, edge_index, extra=(id(self.plan),))
-            self._lasting |= {id(edges): edges for edges in (found.edge_index, found.flipped)}
+            self.keep(found.edge_index)
+            self.keep(found.flipped)
         return found
 
     def reversed_values(self, values: Tensor, reversal: Reversal, layer: str, argument: str) -> Tensor:
@@ -238,7 +248,7 @@ class HaloContext:
             result = torch.cat([values[reversal.own_edges], remote])
         if keep:
             self._edge_values.put(result, values, extra=(id(reversal.plan),))
-            self._lasting[id(result)] = result
+            self.keep(result)
         return result
 
     def num_nodes_up_to_last_edge(self, edge_index: Tensor) -> int:

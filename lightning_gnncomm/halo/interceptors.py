@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from types import MethodType
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch_geometric.utils import is_sparse
 
 from lightning_gnncomm.graph.plan import HaloPlan
 from lightning_gnncomm.halo.context import HaloContext, Scope, enter_scope, leave_scope
+from lightning_gnncomm.halo.sparse import aggregator
 
 __all__ = ["ambiguous_arguments", "intercept_aggregation", "intercept_directed", "intercept_layer"]
 
@@ -30,7 +31,9 @@ def intercept_layer(layer: MessagePassing, path: str, context: HaloContext) -> C
     """
     handles = [*_scope_hooks(layer, path, context)]
     arguments = _source_arguments([*layer._user_args, *layer._fused_user_args])
-    handles.append(layer.register_propagate_forward_pre_hook(_exchange_hook(path, arguments, context)))
+    single = _single_arguments(layer)
+    hook = _exchange_hook(path, arguments, context, fusible=True, single=single)
+    handles.append(layer.register_propagate_forward_pre_hook(hook))
     if layer.inspector.implements("edge_update"):
         # The generated edge_updater runs its pre-hooks after rows were lifted to edges; the Python one runs them before.
         layer.edge_updater = MethodType(MessagePassing.edge_updater, layer)
@@ -58,6 +61,14 @@ def intercept_layer(layer: MessagePassing, path: str, context: HaloContext) -> C
 def _source_arguments(names: list[str]) -> list[str]:
     """Return the arguments read per edge at its source node: exactly those whose halo rows a layer needs."""
     return sorted({name[:-2] for name in names if name.endswith("_j")})
+
+
+def _single_arguments(layer: MessagePassing) -> set[str]:
+    """Return the arguments that ``message_and_aggregate`` takes as one tensor."""
+    if not layer.fuse:
+        return set()
+    parameters = layer.inspector.get_signature("message_and_aggregate").param_dict
+    return {name for name, parameter in parameters.items() if parameter.type_repr in ("Tensor", "torch.Tensor")}
 
 
 def ambiguous_arguments(layer: MessagePassing) -> list[str]:
@@ -187,8 +198,18 @@ def _scope_hooks(layer: torch.nn.Module, path: str, context: HaloContext) -> lis
     ]
 
 
-def _exchange_hook(path: str, arguments: list[str], context: HaloContext) -> Callable[..., Any]:
-    """Return a propagate/edge_update pre-hook that extends the source side of ``arguments`` by the halo rows."""
+def _exchange_hook(
+    path: str, arguments: list[str], context: HaloContext, fusible: bool = False, single: Collection[str] = ()
+) -> Callable[..., Any]:
+    """Return a propagate/edge_update pre-hook that extends the source side of arguments by the halo rows.
+
+    Args:
+        path: Path of the layer.
+        arguments: Arguments read at the source side of edges.
+        context: The shared state.
+        fusible: Whether a product with a sparse matrix may take the place of messages.
+        single: Arguments that the layer's fused implementation takes as one tensor, not as a pair.
+    """
 
     def hook(module: MessagePassing, inputs: tuple[Any, ...]) -> Any:
         if not context.is_distributed:
@@ -207,11 +228,14 @@ def _exchange_hook(path: str, arguments: list[str], context: HaloContext) -> Cal
             if name in arguments
         }
         blocks = {name: sides[name][0] for name in arguments if name in sides and isinstance(sides[name][0], Tensor)}
+        matrix = aggregator(module, edge_index, kwargs, blocks, context) if fusible else None
         extended = dict(kwargs)
         along = module.flow == "source_to_target"
         for name, rows in context.extend_all(blocks, path, module.node_dim).items():
             # The Python propagate, which serves layers against the flow, takes it from the second.
             extended[name] = (rows, sides[name][1]) if along else (sides[name][1], rows)
+        if matrix is not None:
+            return matrix, None, {name: rows[0] if name in single else rows for name, rows in extended.items()}
         size = (plan.num_local + plan.num_halo, plan.num_local)
         return edge_index, size if along else size[::-1], extended
 

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import os
 import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
-from tests.conformance.discovery import all_cases
 from tests.conformance.support import PATH, document, read, worse
-from tests.conformance.table import WRONG, Row, missing_rows, rows_of
+from tests.conformance.table import WRONG, Row, run
 
 COLOURS = {"exact": "green", "refused": "yellow", "not installable": "yellow", "wrong": "bold red"}
 
@@ -28,26 +25,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--no-twins", action="store_true", help="leave out the runs that must fail")
     parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="processes")
     return parser.parse_args()
-
-
-def _share(task: tuple[Sequence[str], bool, int, int]) -> list[tuple[int, Row]]:
-    """Return numbered rows of every ``jobs``-th case."""
-    names, twins, job, jobs = task
-    torch.set_num_threads(1)
-    chosen = [(i, case) for i, case in enumerate(all_cases()) if not names or any(n in case.name for n in names)]
-    mine = chosen[job::jobs]
-    return list(zip([i for i, _ in mine], rows_of([case for _, case in mine], twins), strict=True))
-
-
-def run(names: Sequence[str], twins: bool, jobs: int) -> list[Row]:
-    """Return the rows of the chosen classes, tried in several processes."""
-    tasks = [(names, twins, job, jobs) for job in range(jobs)]
-    if jobs == 1:
-        numbered = _share(tasks[0])
-    else:
-        with multiprocessing.get_context("spawn").Pool(jobs) as pool:
-            numbered = [row for share in pool.map(_share, tasks, chunksize=1) for row in share]
-    return [row for _, row in sorted(numbered, key=lambda pair: pair[0])] + missing_rows()
 
 
 def show(rows: Sequence[Row], console: Console) -> None:

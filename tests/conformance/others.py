@@ -1,6 +1,5 @@
 """Recipes of norms, aggregations and models, and of compositions a user writes."""
 
-# fmt: off
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -50,9 +49,19 @@ def batched_sized(module: nn.Module, data: Data) -> Any:
 WITH_BATCH = (opt(X), opt(batched), opt(batched_sized))
 
 NORMS: dict[str, Recipe] = {
-    "BatchNorm": recipe(6)(opt(X), opt(X, affine=False), opt(X, track_running_stats=False), opt(X, momentum=None), opt(X, allow_single_element=True)),
-    "HeteroBatchNorm": recipe(6, 2)(opt(takes("x", "node_type")), opt(takes("x", "node_type"), track_running_stats=False)),
-    "InstanceNorm": recipe(6)(*WITH_BATCH, opt(X, affine=True, track_running_stats=True), opt(batched, track_running_stats=True)),
+    "BatchNorm": recipe(6)(
+        opt(X),
+        opt(X, affine=False),
+        opt(X, track_running_stats=False),
+        opt(X, momentum=None),
+        opt(X, allow_single_element=True),
+    ),
+    "HeteroBatchNorm": recipe(6, 2)(
+        opt(takes("x", "node_type")), opt(takes("x", "node_type"), track_running_stats=False)
+    ),
+    "InstanceNorm": recipe(6)(
+        *WITH_BATCH, opt(X, affine=True, track_running_stats=True), opt(batched, track_running_stats=True)
+    ),
     "LayerNorm": recipe(6)(*WITH_BATCH, opt(X, affine=False), opt(X, mode="node")),
     "HeteroLayerNorm": recipe(6, 2)(opt(takes("x", "node_type"))),
     "GraphNorm": recipe(6)(*WITH_BATCH),
@@ -72,21 +81,32 @@ AGGREGATIONS: dict[str, Recipe] = {
         opt(mode="proj", mode_kwargs={"in_channels": 6, "out_channels": 5}),
         opt(mode="attn", mode_kwargs={"in_channels": 6, "out_channels": 6, "num_heads": 2}),
     ),
-    **{f"{name}Aggregation": recipe()(opt()) for name in ("Sum", "Mean", "Max", "Min", "Mul", "Var", "Std", "Median", "VariancePreserving")},
+    **{
+        f"{name}Aggregation": recipe()(opt())
+        for name in ("Sum", "Mean", "Max", "Min", "Mul", "Var", "Std", "Median", "VariancePreserving")
+    },
     "SoftmaxAggregation": recipe()(opt(), opt(learn=True), opt(learn=True, channels=6), opt(t=2.0, semi_grad=True)),
     "PowerMeanAggregation": recipe()(opt(), opt(learn=True), opt(p=2.0)),
     "QuantileAggregation": recipe(0.3)(*(opt(interpolation=how) for how in ("linear", "lower", "nearest"))),
     "LSTMAggregation": recipe(6, 5)(opt(EDGES, "sorted")),
     "GRUAggregation": recipe(6, 5)(opt(EDGES, "sorted")),
     "Set2Set": recipe(6, 2)(opt()),
-    "DegreeScalerAggregation": recipe(["mean", "max"], ["identity", "amplification", "linear"], DEGREE)(opt(), opt(train_norm=True)),
+    "DegreeScalerAggregation": recipe(["mean", "max"], ["identity", "amplification", "linear"], DEGREE)(
+        opt(), opt(train_norm=True)
+    ),
     "SortAggregation": recipe(3)(opt(EDGES, "sorted")),
     "GraphMultisetTransformer": recipe(6, 2)(opt(EDGES, "sorted", heads=2)),
-    "AttentionalAggregation": recipe(mlp(6, 1))(opt(), opt(nn=mlp(6, 5)), opt(nn=Later(lambda: pyg.MLP([6, 8, 5]), "pyg MLP"))),
+    "AttentionalAggregation": recipe(mlp(6, 1))(
+        opt(), opt(nn=mlp(6, 5)), opt(nn=Later(lambda: pyg.MLP([6, 8, 5]), "pyg MLP"))
+    ),
     "EquilibriumAggregation": recipe(6, 5, [8])(opt()),
-    "MLPAggregation": recipe(6, 5, 12)(opt(EDGES, "sorted", num_layers=1), opt(EDGES, "sorted", num_layers=2, hidden_channels=7)),
+    "MLPAggregation": recipe(6, 5, 12)(
+        opt(EDGES, "sorted", num_layers=1), opt(EDGES, "sorted", num_layers=2, hidden_channels=7)
+    ),
     "DeepSetsAggregation": recipe(mlp(6, 7), mlp(7, 5))(opt()),
-    "SetTransformerAggregation": recipe(6)(opt(EDGES, "sorted"), opt(EDGES, "sorted", num_seed_points=2, heads=2, layer_norm=True)),
+    "SetTransformerAggregation": recipe(6)(
+        opt(EDGES, "sorted"), opt(EDGES, "sorted", num_seed_points=2, heads=2, layer_norm=True)
+    ),
     "LCMAggregation": recipe(6, 5)(opt(EDGES, "sorted")),
     "PatchTransformerAggregation": recipe(6, 5, 2, 8)(opt(EDGES, "sorted")),
 }
@@ -143,7 +163,11 @@ def whole(module: nn.Module, data: Data) -> Any:
 
 def gnn(*more: Any, jk: bool = True, **kwargs: Any) -> list[Any]:
     """The options that all of PyG's basic models have."""
-    options = [opt(**kwargs), opt(norm="BatchNorm", act_first=True, **kwargs), opt(norm="GraphNorm", act="elu", **kwargs)]
+    options = [
+        opt(**kwargs),
+        opt(norm="BatchNorm", act_first=True, **kwargs),
+        opt(norm="GraphNorm", act="elu", **kwargs),
+    ]
     return [*options, *(opt(jk=mode, **kwargs) for mode in ("last", "cat", "max", "lstm") if jk), *more]
 
 
@@ -172,18 +196,45 @@ ENCODER = layer("GCNConv", 6, 8)
 POLYNORMER = {"local_layers": 2, "global_layers": 1, "in_dropout": 0.0, "dropout": 0.0, "global_dropout": 0.0}
 
 MODELS: dict[str, Recipe] = {
-    "MLP": recipe()(opt(X, channel_list=[6, 8, 5]), opt(X, channel_list=[6, 8, 5], norm=None), opt(X, channel_list=[6, 8, 5], norm="GraphNorm"), opt(X, channel_list=[6, 8, 5], norm="LayerNorm", act_first=True, plain_last=False)),
+    "MLP": recipe()(
+        opt(X, channel_list=[6, 8, 5]),
+        opt(X, channel_list=[6, 8, 5], norm=None),
+        opt(X, channel_list=[6, 8, 5], norm="GraphNorm"),
+        opt(X, channel_list=[6, 8, 5], norm="LayerNorm", act_first=True, plain_last=False),
+    ),
     "GCN": recipe(*H)(*gnn(opt(WEIGHT), opt(WEIGHT, cached=True), opt(improved=True), opt(WEIGHT, normalize=False))),
-    "GraphSAGE": recipe(*H)(*gnn(opt(aggr="max", project=True), opt(normalize=True), opt(root_weight=False), opt(aggr=["mean", "std"]), opt(EDGES, "sorted", aggr="lstm"))),
+    "GraphSAGE": recipe(*H)(
+        *gnn(
+            opt(aggr="max", project=True),
+            opt(normalize=True),
+            opt(root_weight=False),
+            opt(aggr=["mean", "std"]),
+            opt(EDGES, "sorted", aggr="lstm"),
+        )
+    ),
     "GIN": recipe(*H)(*gnn(opt(train_eps=True), opt(aggr="max"))),
-    "GAT": recipe(*H)(*gnn(opt(heads=2), opt(heads=2, v2=True), opt(heads=2, concat=False), opt(ATTR, heads=2, edge_dim=4), opt(residual=True))),
+    "GAT": recipe(*H)(
+        *gnn(
+            opt(heads=2),
+            opt(heads=2, v2=True),
+            opt(heads=2, concat=False),
+            opt(ATTR, heads=2, edge_dim=4),
+            opt(residual=True),
+        )
+    ),
     "PNA": recipe(*H)(*gnn(aggregators=["mean", "max", "std"], scalers=["identity", "amplification"], deg=DEGREE)),
     "EdgeCNN": recipe(*H)(*gnn(opt(aggr="mean"))),
-    "JumpingKnowledge": recipe()(opt(jumps, mode="cat"), opt(jumps, mode="max"), opt(jumps, mode="lstm", channels=6, num_layers=3)),
+    "JumpingKnowledge": recipe()(
+        opt(jumps, mode="cat"), opt(jumps, mode="max"), opt(jumps, mode="lstm", channels=6, num_layers=3)
+    ),
     "HeteroJumpingKnowledge": recipe(["n"])(opt(hetero_jumps, mode="cat"), opt(hetero_jumps, mode="max")),
     "MetaLayer": recipe()(opt(nodes_only, node_model=Later(Edge, "x[edge_index[0]]"))),
-    "Node2Vec": unfit("not node-level: an embedding table trained on random walks", torch.zeros(2, 1, dtype=torch.long), 4, 2, 2),
-    "DeepGraphInfomax": unfit("its summary and corruption run over all nodes", 8, ENCODER, nn.Identity(), nn.Identity()),
+    "Node2Vec": unfit(
+        "not node-level: an embedding table trained on random walks", torch.zeros(2, 1, dtype=torch.long), 4, 2, 2
+    ),
+    "DeepGraphInfomax": unfit(
+        "its summary and corruption run over all nodes", 8, ENCODER, nn.Identity(), nn.Identity()
+    ),
     "InnerProductDecoder": unfit(LINK_LEVEL),
     "GAE": unfit(OWN_LOSS, ENCODER),
     "VGAE": unfit(OWN_LOSS, ENCODER),
@@ -196,20 +247,47 @@ MODELS: dict[str, Recipe] = {
     "DimeNet": unfit(MOLECULE, 8, 1, 1, 2, 2, 2),
     "DimeNetPlusPlus": unfit(MOLECULE, 8, 1, 1, 4, 4, 8, 2, 2),
     "GPSE": unfit(GRAPH_LEVEL, 4, 4, 8, layers_mp=2),
-    "GPSENodeEncoder": recipe(12, 6, 5)(opt(takes("x", "x_0"), dim_in=6, expand_x=True, dropout_be=0.0, dropout_ae=0.0)),
-    "MetaPath2Vec": unfit("not node-level: an embedding table trained on random walks", {("n", "to", "n"): torch.zeros(2, 1, dtype=torch.long)}, 4, [("n", "to", "n")], 1, 1),
-    "DeepGCNLayer": recipe(layer("GENConv", 6, 6, norm="layer"), layer("LayerNorm", 6), Later(nn.ELU, "ELU"))(
-        *(opt(block=block) for block in ("res+", "res", "dense", "plain")), opt(ckpt_grad=True),
+    "GPSENodeEncoder": recipe(12, 6, 5)(
+        opt(takes("x", "x_0"), dim_in=6, expand_x=True, dropout_be=0.0, dropout_ae=0.0)
     ),
-    "TGNMemory": unfit("not node-level: events between nodes over time", 4, 2, 2, 2, Later(lambda: pyg.models.tgn.IdentityMessage(2, 2, 2), ""), Later(pyg.models.tgn.LastAggregator, "")),
-    "LabelPropagation": recipe()(*(opt(call, num_layers=2, alpha=0.8) for call in (soft_labels, soft_labels_only, class_labels))),
+    "MetaPath2Vec": unfit(
+        "not node-level: an embedding table trained on random walks",
+        {("n", "to", "n"): torch.zeros(2, 1, dtype=torch.long)},
+        4,
+        [("n", "to", "n")],
+        1,
+        1,
+    ),
+    "DeepGCNLayer": recipe(layer("GENConv", 6, 6, norm="layer"), layer("LayerNorm", 6), Later(nn.ELU, "ELU"))(
+        *(opt(block=block) for block in ("res+", "res", "dense", "plain")),
+        opt(ckpt_grad=True),
+    ),
+    "TGNMemory": unfit(
+        "not node-level: events between nodes over time",
+        4,
+        2,
+        2,
+        2,
+        Later(lambda: pyg.models.tgn.IdentityMessage(2, 2, 2), ""),
+        Later(pyg.models.tgn.LastAggregator, ""),
+    ),
+    "LabelPropagation": recipe()(
+        *(opt(call, num_layers=2, alpha=0.8) for call in (soft_labels, soft_labels_only, class_labels))
+    ),
     "CorrectAndSmooth": recipe(2, 0.8, 2, 0.7)(opt(correct_and_smooth), opt(correct_and_smooth, autoscale=False)),
     "AttentiveFP": unfit(GRAPH_LEVEL, 6, 8, 5, 4, 2, 2),
     "RECT_L": recipe(6, 8)(opt(), opt(WEIGHT), opt(normalize=False)),
-    "LINKX": recipe(NUM_NODES)(opt(in_channels=6, hidden_channels=8, out_channels=5, num_layers=2), opt(WEIGHT, in_channels=6, hidden_channels=8, out_channels=5, num_layers=2, num_edge_layers=2)),
+    "LINKX": recipe(NUM_NODES)(
+        opt(in_channels=6, hidden_channels=8, out_channels=5, num_layers=2),
+        opt(WEIGHT, in_channels=6, hidden_channels=8, out_channels=5, num_layers=2, num_edge_layers=2),
+    ),
     "LightGCN": unfit(LINK_LEVEL + ", from an embedding table over all nodes", NUM_NODES, 8, 2),
-    "MaskLabel": recipe(3)(opt(takes("x", "y", "mask"), out_channels=6), opt(takes("x", "y", "mask"), out_channels=6, method="concat")),
-    "GroupAddRev": unfit("frees its input and runs its layers again in the backward pass", layer("SAGEConv", 3, 3), num_groups=2),
+    "MaskLabel": recipe(3)(
+        opt(takes("x", "y", "mask"), out_channels=6), opt(takes("x", "y", "mask"), out_channels=6, method="concat")
+    ),
+    "GroupAddRev": unfit(
+        "frees its input and runs its layers again in the backward pass", layer("SAGEConv", 3, 3), num_groups=2
+    ),
     "GNNFF": unfit(MOLECULE, 8, 8, 1),
     "PMLP": recipe(*H[:2], 5, 2)(opt(), opt(norm=False, bias=False)),
     "NeuralFingerprint": unfit(GRAPH_LEVEL, 6, 8, 5, 2),
@@ -217,7 +295,8 @@ MODELS: dict[str, Recipe] = {
     "LPFormer": unfit(LINK_LEVEL, 6, 8),
     "SGFormer": recipe(6, 8, 5)(opt(whole, trans_dropout=0.0, gnn_dropout=0.0)),
     "Polynormer": recipe(6, 8, 5)(
-        *(opt(whole, **POLYNORMER, local_attn=attn) for attn in (False, True)), opt(with_global_attention, **POLYNORMER),
+        *(opt(whole, **POLYNORMER, local_attn=attn) for attn in (False, True)),
+        opt(with_global_attention, **POLYNORMER),
     ),
     "ARLinkPredictor": unfit(LINK_LEVEL, 6, 8),
 }
@@ -356,7 +435,16 @@ def deep(block: str, **kwargs: Any) -> Callable[[], nn.Module]:
     def build() -> nn.Module:
         width = [6, 12, 24] if block == "dense" else [6, 6, 6]
         layers = [
-            (pyg.DeepGCNLayer(pyg.GENConv(w, 6, num_layers=1), pyg.BatchNorm(w if block == "res+" else 6), nn.ReLU(), block=block, **kwargs), "x, edge_index -> x")
+            (
+                pyg.DeepGCNLayer(
+                    pyg.GENConv(w, 6, num_layers=1),
+                    pyg.BatchNorm(w if block == "res+" else 6),
+                    nn.ReLU(),
+                    block=block,
+                    **kwargs,
+                ),
+                "x, edge_index -> x",
+            )
             for w in (width if block != "dense" else [6, 12, 18])
         ]
         return pyg.Sequential("x, edge_index", layers)
@@ -366,10 +454,17 @@ def deep(block: str, **kwargs: Any) -> Callable[[], nn.Module]:
 
 def sequential() -> nn.Module:
     """PyG's Sequential with a residual."""
-    return pyg.Sequential("x, edge_index, edge_weight", [
-        (pyg.GCNConv(6, 8), "x, edge_index, edge_weight -> x1"), nn.ReLU(), (pyg.BatchNorm(8), "x1 -> x1"),
-        (pyg.GATConv(8, 8), "x1, edge_index -> x2"), (lambda a, b: torch.cat([a, b], -1), "x1, x2 -> x"), nn.Linear(16, 5),
-    ])
+    return pyg.Sequential(
+        "x, edge_index, edge_weight",
+        [
+            (pyg.GCNConv(6, 8), "x, edge_index, edge_weight -> x1"),
+            nn.ReLU(),
+            (pyg.BatchNorm(8), "x1 -> x1"),
+            (pyg.GATConv(8, 8), "x1, edge_index -> x2"),
+            (lambda a, b: torch.cat([a, b], -1), "x1, x2 -> x"),
+            nn.Linear(16, 5),
+        ],
+    )
 
 
 @labelled("")
@@ -396,13 +491,20 @@ COMPOSITIONS: dict[str, tuple[Callable[[], nn.Module], Recipe]] = {
     "shared layer called three times, GCNConv cached": one(lambda: Twice(layer("GCNConv", 6, 6, cached=True))),
     "shared layer called three times, GATv2Conv": one(lambda: Twice(layer("GATv2Conv", 6, 6))),
     "one layer on two inputs and two edge sets": one(OnAttributes, on_data),
-    **{f"JumpingKnowledge {mode} over SAGEConv": one(lambda mode=mode: Jumping(mode)) for mode in ("cat", "max", "lstm")},
+    **{
+        f"JumpingKnowledge {mode} over SAGEConv": one(lambda mode=mode: Jumping(mode))
+        for mode in ("cat", "max", "lstm")
+    },
     **{f"DeepGCNLayer {block} with batch norm": one(deep(block)) for block in ("res+", "res", "dense", "plain")},
     "DeepGCNLayer res+ with ckpt_grad": one(deep("res+", ckpt_grad=True)),
     "torch.utils.checkpoint around a layer": one(Recomputed),
-    "torch.compile(GCN)": one(lambda: torch.compile(pyg.GCN(6, 8, 2), backend="eager"), reason="torch.compile skips hooks"),
+    "torch.compile(GCN)": one(
+        lambda: torch.compile(pyg.GCN(6, 8, 2), backend="eager"), reason="torch.compile skips hooks"
+    ),
     "virtual node by global_mean_pool": one(Pooled),
-    "nn.TransformerEncoderLayer over nodes": one(lambda: nn.TransformerEncoderLayer(6, 2), reason="attends to all nodes"),
+    "nn.TransformerEncoderLayer over nodes": one(
+        lambda: nn.TransformerEncoderLayer(6, 2), reason="attends to all nodes"
+    ),
     "nn.MultiheadAttention over nodes": one(lambda: nn.MultiheadAttention(6, 2), reason="attends to all nodes"),
     "nn.InstanceNorm1d": one(lambda: nn.InstanceNorm1d(6), reason="statistics over nodes"),
     "nn.BatchNorm1d": one(lambda: nn.BatchNorm1d(6), X),

@@ -11,7 +11,20 @@ from torch_geometric.data import Data
 
 from tests.conformance.suite import Case
 
-__all__ = ["ATTR", "EDGES", "TYPE", "WEIGHT", "Later", "Option", "Recipe", "cases_of", "labelled", "layer", "mlp", "opt"]
+__all__ = [
+    "ATTR",
+    "EDGES",
+    "TYPE",
+    "WEIGHT",
+    "Later",
+    "Option",
+    "Recipe",
+    "cases_of",
+    "labelled",
+    "layer",
+    "mlp",
+    "opt",
+]
 __all__ += ["recipe", "takes", "unfit"]
 
 

@@ -92,7 +92,7 @@ class Pass:
         tensors: Outputs, gradients and buffers by name.
         counts: Exchanges of a later step of a hidden layer (input rows that change, adjacency that does not).
         raw: The same for a first layer that reads the features of the batch.
-        roles: Roles of the messages sent.
+        roles: Roles of the messages sent; ``"degree"`` and ``"statistics"`` for those.
     """
 
     tensors: dict[str, Tensor]
@@ -149,7 +149,9 @@ def _loss(outputs: dict[str, Tensor], data: Data) -> Tensor:
 class _Runner:
     """The passes of one configuration on one rank (or on the whole graph, without a context)."""
 
-    def __init__(self, case: Case, model: nn.Module, data: Data, context: HaloContext | None, wire: Wire | None) -> None:
+    def __init__(
+        self, case: Case, model: nn.Module, data: Data, context: HaloContext | None, wire: Wire | None
+    ) -> None:
         self.case, self.model, self.data, self.context, self.wire = case, model, data, context, wire
         self.tensors: dict[str, Tensor] = {}
         self.number = 0
@@ -235,7 +237,7 @@ class _Runner:
         if self.context is None:
             return set()
         slots = self.context.channel.traffic.records
-        return {"statistics" if slot.argument == "statistics" else slot.role.value for slot in slots}
+        return {slot.argument if slot.argument in ("statistics", "degree") else slot.role.value for slot in slots}
 
 
 @contextmanager

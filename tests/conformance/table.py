@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import traceback
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import nn
 
-from tests.conformance.discovery import without_recipe
+from tests.conformance.discovery import all_cases, without_recipe
 from tests.conformance.standins import pyg_lib_ops
 from tests.conformance.suite import (
     TOLERANCE,
@@ -23,7 +25,7 @@ from tests.conformance.suite import (
 )
 from tests.conformance.twins import TWINS
 
-__all__ = ["EXACT", "GOOD", "MISSING", "REFUSED", "WRONG", "Row", "missing_rows", "row_of", "rows_of"]
+__all__ = ["EXACT", "GOOD", "MISSING", "REFUSED", "WRONG", "Row", "missing_rows", "row_of", "rows_of", "run"]
 
 EXACT, REFUSED, MISSING, WRONG = "exact", "refused", "not installable", "wrong"
 GOOD = (EXACT, REFUSED, MISSING)
@@ -145,3 +147,23 @@ def _reasons(refusal: str, model: nn.Module) -> str:
     """Return the reasons of a refusal, each once: the lines that name a module by its path."""
     lines = [line.strip() for line in refusal.splitlines() if line.startswith("  '")]
     return "; ".join(dict.fromkeys(line.partition(": ")[2] for line in lines))
+
+
+def _share(task: tuple[Sequence[str], bool, int, int]) -> list[tuple[int, Row]]:
+    """Return numbered rows of every ``jobs``-th case."""
+    names, twins, job, jobs = task
+    torch.set_num_threads(1)
+    chosen = [(i, case) for i, case in enumerate(all_cases()) if not names or any(n in case.name for n in names)]
+    mine = chosen[job::jobs]
+    return list(zip([i for i, _ in mine], rows_of([case for _, case in mine], twins), strict=True))
+
+
+def run(names: Sequence[str], twins: bool, jobs: int) -> list[Row]:
+    """Return the rows of the chosen classes, tried in several processes."""
+    tasks = [(names, twins, job, jobs) for job in range(jobs)]
+    if jobs == 1:
+        numbered = _share(tasks[0])
+    else:
+        with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+            numbered = [row for share in pool.map(_share, tasks, chunksize=1) for row in share]
+    return [row for _, row in sorted(numbered, key=lambda pair: pair[0])] + missing_rows()

@@ -28,7 +28,7 @@ class _WrongDegrees(RemoteSource):
     def rows(self, blocks: Sequence[Tensor], plan: Any, slots: Any, step: int, exact: bool) -> list[Tensor]:
         received = super().rows(blocks, plan, slots, step, exact)
         return [
-            rows.new_ones(rows.shape) if slot.role is Role.NORM else rows
+            rows.new_ones(rows.shape) if slot.argument == "degree" else rows
             for rows, slot in zip(received, slots, strict=True)
         ]
 
@@ -40,7 +40,12 @@ def _without_exchange(context: HaloContext) -> None:
 def _with_wrong_degrees(context: HaloContext) -> None:
     context.source = _WrongDegrees(context.channel)
     collect = context.collect
-    context.collect = lambda *args: torch.ones_like(collect(*args))  # type: ignore[method-assign]
+
+    def ones(x: Tensor, layer: str, argument: str) -> Tensor:
+        sums = collect(x, layer, argument)
+        return torch.ones_like(sums) if argument == "degree" else sums
+
+    context.collect = ones  # type: ignore[method-assign]
 
 
 def _with_local_statistics(context: HaloContext) -> None:
@@ -49,7 +54,7 @@ def _with_local_statistics(context: HaloContext) -> None:
 
 TWINS: dict[str, tuple[str, Callable[[HaloContext], None]]] = {
     "without exchange": (Role.FEATURE.value, _without_exchange),
-    "with wrong degrees": (Role.NORM.value, _with_wrong_degrees),
+    "with wrong degrees": ("degree", _with_wrong_degrees),
     "with local statistics": ("statistics", _with_local_statistics),
 }
 """What is spoilt: for which role of messages it must show, and how."""

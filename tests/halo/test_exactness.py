@@ -55,7 +55,7 @@ NORMS: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
-def build(name: str, data: Data, hidden: int = 8, classes: int = 3, **options: Any) -> nn.Module:
+def build_model(name: str, data: Data, hidden: int = 8, classes: int = 3, **options: Any) -> nn.Module:
     kind, arguments = MODELS[name]
     torch.manual_seed(0)
     model = kind(data.num_features, hidden, num_layers=3, out_channels=classes, **(arguments | options))
@@ -74,7 +74,7 @@ def forward(model: nn.Module, data: Data) -> Tensor:
 def test_every_model_is_exact_in_float32_and_float64(name: str, num_parts: int) -> None:
     for dtype in (torch.float32, torch.float64):
         data = random_graph(dtype=dtype)
-        assert_matches_single_process(build(name, data), data, num_parts, steps=STEPS, forward=forward)
+        assert_matches_single_process(build_model(name, data), data, num_parts, steps=STEPS, forward=forward)
 
 
 @pytest.mark.parametrize("norm", NORMS)
@@ -82,28 +82,28 @@ def test_every_norm_is_exact(norm: str) -> None:
     kind, options = NORMS[norm]
     data = random_graph(dtype=torch.float64)
     for name in ("gcn", "edge_cnn"):
-        model = build(name, data, norm=kind, norm_kwargs=options)
+        model = build_model(name, data, norm=kind, norm_kwargs=options)
         assert_matches_single_process(model, data, 3, steps=STEPS, forward=forward)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_model_is_exact_with_batch_norm(name: str) -> None:
     data = random_graph(dtype=torch.float64)
-    model = build(name, data, norm="batch_norm", act_first=True)
+    model = build_model(name, data, norm="batch_norm", act_first=True)
     assert_matches_single_process(model, data, 3, steps=STEPS, forward=forward)
 
 
 @pytest.mark.parametrize("jk", ["cat", "max", "lstm", "last"])
 def test_jumping_knowledge_is_exact(jk: str) -> None:
     data = random_graph(dtype=torch.float64)
-    assert_matches_single_process(build("sage", data, jk=jk), data, 3, steps=STEPS, forward=forward)
+    assert_matches_single_process(build_model("sage", data, jk=jk), data, 3, steps=STEPS, forward=forward)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_without_the_exchange_the_same_test_fails(name: str) -> None:
     data = random_graph()
     with pytest.raises(AssertionError, match="output on rank"):
-        assert_matches_single_process(build(name, data), data, 3, forward=forward, exchange=False)
+        assert_matches_single_process(build_model(name, data), data, 3, forward=forward, exchange=False)
 
 
 def test_without_the_degrees_of_remote_nodes_the_same_test_fails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +121,7 @@ def test_without_the_degrees_of_remote_nodes_the_same_test_fails(monkeypatch: py
     monkeypatch.setattr(HaloContext, "extend", wrong_degrees)
     data = random_graph()
     with pytest.raises(AssertionError, match="output on rank"):
-        assert_matches_single_process(build("gcn", data), data, 3, forward=forward)
+        assert_matches_single_process(build_model("gcn", data), data, 3, forward=forward)
 
 
 @pytest.mark.parametrize("norm", [n for n in NORMS if n != "layer_norm_node"])
@@ -132,7 +132,9 @@ def test_with_the_statistics_of_each_rank_alone_the_same_test_fails(norm: str, m
     kind, options = NORMS[norm]
     data = random_graph()
     with pytest.raises(AssertionError, match="output on rank"):
-        assert_matches_single_process(build("sage", data, norm=kind, norm_kwargs=options), data, 3, forward=forward)
+        assert_matches_single_process(
+            build_model("sage", data, norm=kind, norm_kwargs=options), data, 3, forward=forward
+        )
 
 
 def uneven(data: Data) -> Tensor:
@@ -148,7 +150,7 @@ def test_uneven_parts_and_a_part_without_training_nodes_are_exact(name: str) -> 
     data = random_graph(dtype=torch.float64)
     assignment = uneven(data)
     assert not build_part(data, assignment, 1, 2).train_mask.any()
-    model = build(name, data, norm="batch_norm")
+    model = build_model(name, data, norm="batch_norm")
     assert_matches_single_process(model, data, 2, assignment=assignment, steps=STEPS, forward=forward)
 
 
@@ -159,7 +161,7 @@ def test_a_graph_whose_parts_share_no_edge_is_exact() -> None:
     assert build_part(data, assignment, 0, 2).halo.num_halo == 0
     for name in ("gcn", "gatv2"):
         assert_matches_single_process(
-            build(name, data, norm="graph_norm"), data, 2, assignment=assignment, forward=forward
+            build_model(name, data, norm="graph_norm"), data, 2, assignment=assignment, forward=forward
         )
 
 
@@ -169,7 +171,7 @@ def test_a_part_whose_rows_nobody_needs_and_that_needs_none_is_exact() -> None:
     data = Data(x=data.x, edge_index=data.edge_index[:, keep], y=data.y, train_mask=data.train_mask)
     assignment = torch.cat([torch.zeros(10), torch.ones(15), torch.full((15,), 2)]).long()
     assert [build_part(data, assignment, r, 3).halo.num_halo > 0 for r in range(3)] == [False, True, True]
-    assert_matches_single_process(build("gcn", data), data, 3, assignment=assignment, steps=STEPS)
+    assert_matches_single_process(build_model("gcn", data), data, 3, assignment=assignment, steps=STEPS)
 
 
 def test_learned_edge_weights_get_their_gradient_through_remote_degrees() -> None:
@@ -214,7 +216,7 @@ def test_real_graphs_are_exact(graph: str, name: str, shared_graph: Any) -> None
     data = load_npz(shared_graph(graph))
     classes = int(data.y.max()) + 1
     parts = {"cora": 4, "cornell": 3, "tolokers": 2}[graph]
-    model = build(name, data, hidden=16, classes=classes)
+    model = build_model(name, data, hidden=16, classes=classes)
     assert_matches_single_process(model, data, parts, steps=3 if graph == "tolokers" else STEPS, forward=forward)
 
 
@@ -229,7 +231,7 @@ def test_dropout_of_rows_and_attention_is_exact(name: str, monkeypatch: pytest.M
 
     monkeypatch.setattr("torch.nn.functional.dropout", by_value)
     data = random_graph(dtype=torch.float64)
-    model = build(name, data, dropout=0.5)
+    model = build_model(name, data, dropout=0.5)
     assert_matches_single_process(model, data, 3, steps=STEPS, forward=forward)
     assert 0.5 in calls
 
@@ -272,3 +274,32 @@ def test_out_edges_of_a_computed_adjacency_are_refused() -> None:
     call = lambda m, d: m[0](d.x, d.edge_index.clone())  # noqa: E731
     with pytest.raises(ValueError, match="Layer '0' aggregates over out-edges.*the batch's own 'edge_index'"):
         assert_matches_single_process(model, random_graph(), 3, forward=call)
+
+
+def test_constant_adjacencies_become_one_sparse_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user of edge lists gets the fast path, built once, where it means the same; learned weights keep messages."""
+    from lightning_gnncomm.halo import sparse
+
+    built, used = [], []
+    build, apply = sparse._build, sparse._Aggregate.apply
+    monkeypatch.setattr(sparse, "_build", lambda *a: built.append(1) or build(*a))
+    monkeypatch.setattr(sparse._Aggregate, "apply", lambda *a: used.append(1) or apply(*a))
+    data = random_graph(dtype=torch.float64)
+    for name, matrices in (("gcn", 1), ("sage", 1), ("gin", 1), ("gat", 0), ("pna", 0)):
+        built.clear(), used.clear()
+        assert_matches_single_process(build_model(name, data), data, 2, steps=4, forward=forward)
+        assert (len(built), len(used)) == (2 * matrices, 2 * matrices * 3 * 4), name
+
+    class Learned(nn.Module):
+        supports_edge_weight = True
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale, self.conv = nn.Parameter(torch.tensor(0.5)), GCNConv(6, 3)
+
+        def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor) -> Tensor:
+            return self.conv(x, edge_index, edge_weight * self.scale)
+
+    used.clear()
+    assert_matches_single_process(Learned().double(), data, 2, steps=4, forward=forward)
+    assert used == []
