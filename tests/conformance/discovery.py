@@ -10,8 +10,10 @@ from torch import nn
 from torch_geometric.nn import aggr, conv, models, norm
 from torch_geometric.nn.conv import MessagePassing
 
+from tests.conformance.compositions import COMPOSITIONS
 from tests.conformance.convs import CONVS
-from tests.conformance.others import AGGREGATIONS, COMPOSITIONS, MODELS, NORMS, aggregation_case
+from tests.conformance.models import MODELS
+from tests.conformance.norms import AGGREGATIONS, NORMS, aggregation_case
 from tests.conformance.recipes import Recipe, cases_of
 from tests.conformance.suite import Case
 

@@ -23,10 +23,9 @@ from lightning_gnncomm.halo.context import HaloContext
 from lightning_gnncomm.testing import run_threads
 from tests.conformance.graphs import assignment_of, graph
 
-__all__ = ["Case", "Counts", "Difference", "Pass", "compare", "on_ranks", "on_whole_graph", "refusal_of"]
+__all__ = ["Case", "Counts", "Pass", "double_precision", "on_rank", "on_ranks", "on_whole_graph", "refusal_of"]
 
 NUM_RANKS = 3
-TOLERANCE = 1e-9
 LEARNED = ("x", "x_0", "pos", "normal", "edge_weight", "edge_attr", "edge_pos")
 """Inputs that are tried with a gradient of their own, as if layers before had made them."""
 
@@ -99,14 +98,6 @@ class Pass:
     counts: Counts
     raw: Counts
     roles: frozenset[str]
-
-
-@dataclass(frozen=True)
-class Difference:
-    """The largest difference, relative to the largest value, and where it was."""
-
-    error: float
-    where: str
 
 
 @contextmanager
@@ -288,25 +279,3 @@ def on_ranks(
     assignment_of(case.kind, NUM_RANKS)  # once, not in every thread
     work = functools.partial(on_rank, case=case, model=model, prepare=prepare, labels=labels)
     return run_threads(work, NUM_RANKS, timeout=20.0)
-
-
-def compare(expected: Pass, actual: list[Pass]) -> Difference:
-    """Return the largest difference of any tensor on any rank; a tensor of another shape differs infinitely."""
-    worst = Difference(0.0, "")
-    scale = max((t.abs().max().item() for k, t in expected.tensors.items() if "gradient" in k and t.numel()), default=0)
-    for rank, view in enumerate(actual):
-        for name, ours in view.tensors.items():
-            error = _error(ours, expected.tensors.get(name), scale if "gradient" in name else 0.0)
-            if not error <= worst.error:
-                worst = Difference(error, f"{name} on rank {rank}")
-    return worst
-
-
-def _error(ours: Tensor, theirs: Tensor | None, scale: float) -> float:
-    if theirs is None or ours.shape != theirs.shape:
-        return float("inf")
-    if theirs.numel() == 0:
-        return 0.0
-    difference = (ours.double() - theirs.double()).abs().max().item()
-    size = max(theirs.double().abs().max().item(), scale, 1e-30)
-    return difference / size if difference == difference else float("inf")

@@ -11,18 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from tests.conformance.comparison import TOLERANCE, compare
 from tests.conformance.discovery import all_cases, without_recipe
 from tests.conformance.standins import pyg_lib_ops
-from tests.conformance.suite import (
-    TOLERANCE,
-    Case,
-    Pass,
-    compare,
-    double_precision,
-    on_ranks,
-    on_whole_graph,
-    refusal_of,
-)
+from tests.conformance.suite import Case, Pass, double_precision, on_ranks, on_whole_graph, refusal_of
 from tests.conformance.twins import TWINS
 
 __all__ = ["EXACT", "GOOD", "MISSING", "REFUSED", "WRONG", "Row", "missing_rows", "row_of", "rows_of", "run"]

@@ -1,0 +1,228 @@
+"""Layers and models as users write them, and modules of torch that mix nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch_geometric.nn as pyg
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from torch_geometric.data import Data
+from torch_geometric.utils import softmax
+
+from tests.conformance.recipes import EDGES, WEIGHT, Later, Recipe, labelled, layer, opt, takes
+
+__all__ = ["COMPOSITIONS"]
+
+X = takes("x")
+
+
+class OwnConv(pyg.MessagePassing):
+    """A layer a user wrote, as PyG's documentation shows it."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.lin = nn.Linear(12, 6)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None = None) -> Tensor:
+        return self.propagate(edge_index, x=x, edge_weight=edge_weight)
+
+    def message(self, x_i: Tensor, x_j: Tensor, edge_weight: Tensor | None) -> Tensor:
+        out = self.lin(torch.cat([x_i, x_j - x_i], dim=-1)).tanh()
+        return out if edge_weight is None else out * edge_weight[:, None]
+
+
+class OwnAttention(pyg.MessagePassing):
+    """A layer of a user with ``edge_updater``."""
+
+    def __init__(self) -> None:
+        super().__init__(node_dim=0)
+        self.lin, self.att = nn.Linear(6, 6), nn.Linear(6, 1)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        x = self.lin(x)
+        alpha = self.edge_updater(edge_index, a=self.att(x), b=self.att(x * 2))
+        return self.propagate(edge_index, x=x, alpha=alpha)
+
+    def edge_update(self, a_j: Tensor, b_i: Tensor, index: Tensor, size_i: int | None) -> Tensor:
+        return softmax((a_j + b_i).tanh(), index, num_nodes=size_i)
+
+    def message(self, x_j: Tensor, alpha: Tensor) -> Tensor:
+        return x_j * alpha
+
+
+class RootInUpdate(OwnConv):
+    """A layer of a user whose ``update`` reads the nodes."""
+
+    def update(self, aggregated: Tensor, x: Tensor) -> Tensor:
+        return aggregated + x
+
+
+class RawInMessage(OwnConv):
+    """A layer of a user that lifts rows to edges itself."""
+
+    def message(self, x: Tensor, edge_index: Tensor) -> Tensor:  # type: ignore[override]
+        return self.lin(torch.cat([x[edge_index[0]], x[edge_index[1]]], dim=-1))
+
+
+class OwnDegree(OwnConv):
+    """A layer of a user that normalises by the degree of the source."""
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None = None) -> Tensor:
+        degree = torch.bincount(edge_index[1], minlength=x.size(0)).clamp(min=1).to(x.dtype)
+        return self.propagate(edge_index, x=x / degree[:, None], edge_weight=None)
+
+
+class ByHand(nn.Module):
+    """A layer of a user that is no MessagePassing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return torch.zeros_like(x).index_add(0, edge_index[1], self.lin(x)[edge_index[0]])
+
+
+class Twice(nn.Module):
+    """One layer under two names, called three times."""
+
+    def __init__(self, conv: Later) -> None:
+        super().__init__()
+        self.conv = conv.make()
+        self.same = self.conv
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.conv(self.same(self.conv(x, edge_index).tanh(), edge_index).tanh(), edge_index)
+
+
+class OnAttributes(nn.Module):
+    """A layer called on several tensors of the batch and on two edge sets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = pyg.GCNConv(6, 6)
+
+    def forward(self, data: Data) -> Tensor:
+        out = self.conv(data.x, data.edge_index) + self.conv(data.x_0, data.edge_index, data.edge_weight)
+        return out * self.conv(data.x, data.edge_index[:, data.edge_type > 0])
+
+
+class Pooled(nn.Module):
+    """A virtual node by hand: PyG's pooling function, which is no module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = pyg.GCNConv(6, 6)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.conv(x + pyg.global_mean_pool(x, None), edge_index)
+
+
+class Recomputed(nn.Module):
+    """A layer below torch's activation checkpointing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = pyg.GCNConv(6, 6)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return checkpoint(self.conv, x, edge_index, use_reentrant=False)
+
+
+class Jumping(nn.Module):
+    """JumpingKnowledge over a user's stack."""
+
+    def __init__(self, mode: str) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(pyg.SAGEConv(6, 6) for _ in range(3))
+        self.jump = pyg.JumpingKnowledge(mode, 6, 3)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.jump([x := conv(x, edge_index) for conv in self.convs])
+
+
+def deep(block: str, **kwargs: Any) -> Callable[[], nn.Module]:
+    """Three layers of DeeperGCN with batch norm, as its authors stack them."""
+
+    def build() -> nn.Module:
+        width = [6, 12, 24] if block == "dense" else [6, 6, 6]
+        layers = [
+            (
+                pyg.DeepGCNLayer(
+                    pyg.GENConv(w, 6, num_layers=1),
+                    pyg.BatchNorm(w if block == "res+" else 6),
+                    nn.ReLU(),
+                    block=block,
+                    **kwargs,
+                ),
+                "x, edge_index -> x",
+            )
+            for w in (width if block != "dense" else [6, 12, 18])
+        ]
+        return pyg.Sequential("x, edge_index", layers)
+
+    return build
+
+
+def sequential() -> nn.Module:
+    """PyG's Sequential with a residual."""
+    return pyg.Sequential(
+        "x, edge_index, edge_weight",
+        [
+            (pyg.GCNConv(6, 8), "x, edge_index, edge_weight -> x1"),
+            nn.ReLU(),
+            (pyg.BatchNorm(8), "x1 -> x1"),
+            (pyg.GATConv(8, 8), "x1, edge_index -> x2"),
+            (lambda a, b: torch.cat([a, b], -1), "x1, x2 -> x"),
+            nn.Linear(16, 5),
+        ],
+    )
+
+
+@labelled("")
+def on_data(module: nn.Module, data: Data) -> Any:
+    return module(data)
+
+
+def one(make: Callable[[], nn.Module], call: Any = EDGES, reason: str = "") -> tuple[Callable[[], nn.Module], Recipe]:
+    """A composition: what makes it, how it is called, and why it must be refused if so."""
+    return make, Recipe((), [opt(call)], reason)
+
+
+COMPOSITIONS: dict[str, tuple[Callable[[], nn.Module], Recipe]] = {
+    "own MessagePassing": one(OwnConv, WEIGHT),
+    "own MessagePassing, aggr=max": one(lambda: OwnConv(aggr="max")),
+    "own MessagePassing, edge_updater": one(OwnAttention),
+    "own MessagePassing, x in update": one(RootInUpdate),
+    "own MessagePassing, x in message": one(RawInMessage),
+    "own MessagePassing, own degree in forward": one(OwnDegree),
+    "own module that reads x[edge_index[0]]": one(ByHand),
+    "subclass of GCNConv": one(lambda: type("MyGCN", (pyg.GCNConv,), {"__module__": __name__})(6, 8), WEIGHT),
+    "pyg.Sequential": one(sequential, WEIGHT),
+    "shared layer called three times, GCNConv": one(lambda: Twice(layer("GCNConv", 6, 6))),
+    "shared layer called three times, GCNConv cached": one(lambda: Twice(layer("GCNConv", 6, 6, cached=True))),
+    "shared layer called three times, GATv2Conv": one(lambda: Twice(layer("GATv2Conv", 6, 6))),
+    "one layer on two inputs and two edge sets": one(OnAttributes, on_data),
+    **{
+        f"JumpingKnowledge {mode} over SAGEConv": one(lambda mode=mode: Jumping(mode))
+        for mode in ("cat", "max", "lstm")
+    },
+    **{f"DeepGCNLayer {block} with batch norm": one(deep(block)) for block in ("res+", "res", "dense", "plain")},
+    "DeepGCNLayer res+ with ckpt_grad": one(deep("res+", ckpt_grad=True)),
+    "torch.utils.checkpoint around a layer": one(Recomputed),
+    "torch.compile(GCN)": one(
+        lambda: torch.compile(pyg.GCN(6, 8, 2), backend="eager"), reason="torch.compile skips hooks"
+    ),
+    "virtual node by global_mean_pool": one(Pooled),
+    "nn.TransformerEncoderLayer over nodes": one(
+        lambda: nn.TransformerEncoderLayer(6, 2), reason="attends to all nodes"
+    ),
+    "nn.MultiheadAttention over nodes": one(lambda: nn.MultiheadAttention(6, 2), reason="attends to all nodes"),
+    "nn.InstanceNorm1d": one(lambda: nn.InstanceNorm1d(6), reason="statistics over nodes"),
+    "nn.BatchNorm1d": one(lambda: nn.BatchNorm1d(6), X),
+    "nn.LayerNorm": one(lambda: nn.LayerNorm(6), X),
+    "TopKPooling": one(lambda: pyg.TopKPooling(6), reason="ranks all nodes"),
+}
