@@ -47,10 +47,12 @@ def _halo_gcn_norm(
 
     def normalise(context: HaloContext) -> Weighted:
         assert context.plan is not None
-        loops, weights = edge_index, _weights(edge_index, edge_weight, dtype)
+        loops, weights = edge_index, edge_weight
         if add_self_loops:
             fill_value = 2.0 if improved else 1.0
             loops, weights = add_remaining_self_loops(loops, weights, fill_value, context.plan.num_local)
+        # As in PyG, without weights self-loops weigh 1 even if they are to be improved.
+        weights = _weights(loops, weights, dtype)
         degree = scatter(weights, loops[own], 0, context.plan.num_local, reduce="sum")
         inverse_root = _power(degree, -0.5)
         extended = context.extend(inverse_root, scope.layer, "degree", role=Role.NORM)

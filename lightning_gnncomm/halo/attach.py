@@ -12,12 +12,12 @@ from torch_geometric.nn.conv import DirGNNConv, MessagePassing
 
 from lightning_gnncomm.halo.adjacency import ADJACENCY
 from lightning_gnncomm.halo.context import HaloContext
-from lightning_gnncomm.halo.inspection import row_reductions
+from lightning_gnncomm.halo.inspection import far_reads
 from lightning_gnncomm.halo.interceptors import (
-    ambiguous_arguments,
     intercept_aggregation,
     intercept_directed,
     intercept_layer,
+    unsplittable_arguments,
 )
 from lightning_gnncomm.halo.norms import NODE_NORMS, STATISTICS, intercept_norm
 from lightning_gnncomm.halo.sparse import SPARSE
@@ -112,16 +112,28 @@ def _objection(path: str, modules: dict[str, nn.Module]) -> str | None:
         return REFUSED_MODULES[type(module).__name__]
     if isinstance(module, MessagePassing):
         return _layer_objection(module)
-    if isinstance(module, MIXES_ROWS) and not isinstance(module, NODE_NORMS):
+    if isinstance(module, NODE_NORMS) or _is_inside_layer(path, modules):
+        return None
+    if isinstance(module, MIXES_ROWS):
         return "it computes across rows, which are only this rank's nodes"
     if isinstance(module, pyg_norm.BatchNorm) and module.allow_single_element:
         return "'allow_single_element=True' looks at this rank's rows only; leave it off"
-    if isinstance(module, NODE_NORMS) or not _is_of_pyg(module) or _is_inside_layer(path, modules):
-        return None
-    if type(module).__name__ in EXACT_LAYERS:
-        return None
+    if not _is_of_pyg(module):
+        return _own_code_objection(module)
     name = f"{type(module).__module__}.{type(module).__qualname__}"
-    return None if name.startswith(ROW_WISE) else "this PyG module has not been tested over several ranks"
+    known = type(module).__name__ in EXACT_LAYERS or name.startswith(ROW_WISE)
+    return None if known else "this PyG module has not been tested over several ranks"
+
+
+_LIBRARIES = ("torch.", "torchmetrics.", "lightning.", "lightning_gnncomm.")
+
+
+def _own_code_objection(module: nn.Module) -> str | None:
+    """Judge a module of the user's: torch's own layers treat rows one by one, but its forward may do anything."""
+    if f"{type(module).__module__}.".startswith(_LIBRARIES):
+        return None
+    found = far_reads(type(module).forward)
+    return f"its forward may look beyond this rank's nodes: {', '.join(found)}" if found else None
 
 
 def _is_of_pyg(module: nn.Module) -> bool:
@@ -156,15 +168,12 @@ def _own_layer_objection(layer: MessagePassing) -> str | None:
     """Judge a layer nobody has tested: what its hooks cannot see must not be there."""
     if _writes_its_own(layer, "propagate") or _writes_its_own(layer, "edge_updater"):
         return "it has a 'propagate' or 'edge_updater' of its own, into which the exchange of halo rows would hook"
-    ambiguous = ambiguous_arguments(layer)
-    if ambiguous:
-        return f"its 'message' or 'aggregate' reads {ambiguous} whole, beside reading it per edge"
-    found = row_reductions(type(layer).forward)
-    if found is None:
+    whole = unsplittable_arguments(layer)
+    if whole:
+        return f"its 'message' or 'aggregate' reads {whole} whole, of which this rank holds a part"
+    if far_reads(type(layer).forward) is None:
         return "this layer has no source to read, and has not been tested over several ranks"
-    if found:
-        return f"its forward may reduce over nodes, which are only this rank's: {', '.join(found)}"
-    return None
+    return _own_code_objection(layer)
 
 
 def _writes_its_own(layer: MessagePassing, name: str) -> bool:

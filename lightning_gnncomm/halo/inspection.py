@@ -1,4 +1,4 @@
-"""Reading the source of a user's layer for what its hooks would not see: reductions over the nodes of one rank."""
+"""Reading the source of a user's code for what hooks cannot see: looking beyond the nodes of one rank."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Callable, Iterator
 from typing import Any
 
-__all__ = ["row_reductions"]
+__all__ = ["far_reads"]
 
 _REDUCTIONS = frozenset(
     {
@@ -46,19 +46,23 @@ _REDUCTIONS = frozenset(
 )
 _LAST_DIM_BY_DEFAULT = frozenset({"softmax", "log_softmax", "sort", "argsort", "topk", "normalize", "kthvalue"})
 _WHOLE_GRAPH = "global_"  # global_mean_pool and its kin
+_BY_NODE = frozenset({"degree", "scatter", "bincount", "index_add", "index_add_", "scatter_add", "scatter_add_"})
+_SOURCES = frozenset({"row", "src"})  # row, col = edge_index
+_MODULES = frozenset({"torch", "F"})
 
 
-def row_reductions(function: Callable[..., Any]) -> list[str] | None:
-    """Return the calls in a function that may reduce or mix dimension 0, as ``"x.mean(0) in line 7"``.
+def far_reads(function: Callable[..., Any]) -> list[str] | None:
+    """Return what in a function may look beyond this rank's nodes, as ``"'x.mean(0)' in line 7"``.
 
-    Calls with a last or positive dimension (``x.mean(-1)``, ``x.softmax(dim=1)``) are along features and not among them. It reads
-    text, so it may name a call that never sees nodes; it is asked about code nobody has tested.
+    That is: reductions that may run over dimension 0, pooling of whole graphs, and what is counted or read at the source end of
+    edges, which may be a node of another rank. Along features (``x.mean(-1)``, ``x.softmax(dim=1)``) and at the target end everything
+    is at hand. This reads text, so it may name a line that never sees nodes; it is asked about code that nobody has tested.
 
     Returns:
-        Calls found, or ``None`` if there is no source to read.
+        What was found, or ``None`` if there is no source to read.
 
     Example:
-        >>> row_reductions(len) is None
+        >>> far_reads(len) is None
         True
     """
     try:
@@ -66,15 +70,31 @@ def row_reductions(function: Callable[..., Any]) -> list[str] | None:
         tree = ast.parse(textwrap.dedent("".join(lines)))
     except (OSError, TypeError, SyntaxError):
         return None
-    return [f"'{ast.unparse(call)}' in line {first + call.lineno - 1}" for call in _suspects(tree)]
+    return [f"'{ast.unparse(node)}' in line {first + node.lineno - 1}" for node in _suspects(tree)]
 
 
-def _suspects(tree: ast.AST) -> Iterator[ast.Call]:
+def _suspects(tree: ast.AST) -> Iterator[ast.expr]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-            if name.startswith(_WHOLE_GRAPH) or (name in _REDUCTIONS and _may_cross_rows(node, name)):
+            if (
+                name.startswith(_WHOLE_GRAPH)
+                or (name in _BY_NODE and any(_is_source(argument) for argument in node.args))
+                or (name in _REDUCTIONS and _may_cross_rows(node, name))
+            ):
                 yield node
+        elif isinstance(node, ast.Subscript) and _is_source(node.slice):
+            yield node
+
+
+def _is_source(node: ast.expr) -> bool:
+    """Whether an expression is the source end of edges: ``row``, ``src`` or ``edge_index[0]``."""
+    if isinstance(node, ast.Name):
+        return node.id in _SOURCES
+    if not isinstance(node, ast.Subscript):
+        return False
+    name = getattr(node.value, "id", getattr(node.value, "attr", ""))
+    return "edge_index" in name and 0 in _constants(node.slice)
 
 
 def _may_cross_rows(call: ast.Call, name: str) -> bool:
@@ -82,12 +102,14 @@ def _may_cross_rows(call: ast.Call, name: str) -> bool:
         return False
     keyword = next((k.value for k in call.keywords if k.arg in ("dim", "axis")), None)
     # x.mean(-1) has the dimension first, torch.mean(x, -1) second.
-    module = isinstance(call.func, ast.Attribute) and getattr(call.func.value, "id", "") in ("torch", "F")
-    positional = call.args[1:] if module else call.args
+    of_module = isinstance(call.func, ast.Attribute) and getattr(call.func.value, "id", "") in _MODULES
+    positional = [] if name == "normalize" else call.args[1:] if of_module else call.args
     if keyword is None and not positional:
         return name not in _LAST_DIM_BY_DEFAULT
     dims = _constants(keyword if keyword is not None else positional[0])
-    return not dims or 0 in dims
+    if not dims:
+        return name not in ("max", "min")  # torch.max(a, b) compares elements
+    return 0 in dims
 
 
 def _constants(node: ast.expr) -> list[int]:

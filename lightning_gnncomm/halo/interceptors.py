@@ -18,7 +18,7 @@ from lightning_gnncomm.graph.plan import HaloPlan
 from lightning_gnncomm.halo.context import HaloContext, Scope, enter_scope, leave_scope
 from lightning_gnncomm.halo.sparse import aggregator
 
-__all__ = ["ambiguous_arguments", "intercept_aggregation", "intercept_directed", "intercept_layer"]
+__all__ = ["intercept_aggregation", "intercept_directed", "intercept_layer", "unsplittable_arguments"]
 
 
 def intercept_layer(layer: MessagePassing, path: str, context: HaloContext) -> Callable[[], None]:
@@ -71,10 +71,14 @@ def _single_arguments(layer: MessagePassing) -> set[str]:
     return {name for name, parameter in parameters.items() if parameter.type_repr in ("Tensor", "torch.Tensor")}
 
 
-def ambiguous_arguments(layer: MessagePassing) -> list[str]:
-    """Return the arguments that ``message`` or ``aggregate`` reads whole though their source side is extended."""
-    whole = set(layer.inspector.get_flat_param_names(["message", "aggregate"], exclude=layer.special_args))
-    return sorted(whole & set(_source_arguments(layer._user_args)))
+def unsplittable_arguments(layer: MessagePassing) -> list[str]:
+    """Return the arguments that ``message`` or ``aggregate`` reads whole though a rank holds only a part of them.
+
+    These are the ids of edges' ends, and node tensors that are also read per edge, whose source side is extended.
+    """
+    read = set(layer.inspector.get_flat_param_names(["message", "aggregate"]))
+    ids = {"edge_index", "edge_index_i", "edge_index_j"}
+    return sorted(read & (ids | set(_source_arguments(layer._user_args))))
 
 
 def _give_update_own_rows(layer: MessagePassing) -> None:

@@ -39,6 +39,16 @@ class Centred(OwnConv):
         return self.propagate(edge_index, x=self.lin(x - x.mean(dim=0)))
 
 
+class Pooled(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x - pyg.global_mean_pool(x, None)
+
+
+class Indexed(OwnConv):
+    def message(self, x_j: Tensor, edge_index: Tensor) -> Tensor:
+        return x_j * edge_index[1:].t()
+
+
 class Anchored(OwnConv):
     def message(self, x_j: Tensor, x: Tensor) -> Tensor:
         return x_j - x[:1]
@@ -59,8 +69,10 @@ REFUSED: dict[str, tuple[nn.Module, str]] = {
     "untested model": (pyg.LightGCN(4, 4, 1), "has not been tested"),
     "reduction in forward": (
         Centred(),
-        r"'0' \(Centred\): its forward may reduce over nodes.*'x.mean\(dim=0\)' in line \d+",
+        r"'0' \(Centred\): its forward may look beyond.*'x.mean\(dim=0\)' in line \d+",
     ),
+    "pooling in forward": (Pooled(), r"'0' \(Pooled\): its forward may look beyond.*'pyg.global_mean_pool\(x, None\)'"),
+    "ids in message": (Indexed(), r"'0' \(Indexed\): its 'message' or 'aggregate' reads \['edge_index'\] whole"),
     "rows read whole": (Anchored(), r"'0' \(Anchored\): its 'message' or 'aggregate' reads \['x'\] whole"),
     "own propagate": (OwnPropagate(), r"'0' \(OwnPropagate\): it has a 'propagate' or 'edge_updater' of its own"),
     "decomposed": (pyg.SAGEConv(4, 4, decomposed_layers=2), "decomposed_layers"),
