@@ -224,6 +224,16 @@ class HaloStrategy(DDPStrategy):
             ),
         )
 
+        if self._wire is not None and isinstance(exception, (IndexError, RuntimeError)):
+            _augment_message(
+                exception,
+                pattern=".*(out of bounds|out of range).*",
+                new_message=(
+                    f"{exception}\nOver several ranks, edges may start at nodes of other ranks, whose ids lie beyond the rows at "
+                    f"hand. Message-passing layers get those rows; other code must not index node rows by 'edge_index[0]'."
+                ),
+            )
+
     # Data
 
     @override

@@ -81,6 +81,11 @@ class Scheduled(Project):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, "monitor": "val_loss"}}
 
 
+class ByHand(Project):
+    def training_step(self, batch: Data, batch_idx: int) -> Tensor:
+        return self(batch)[batch.edge_index[0]].mean()
+
+
 class Untested(Project):
     def __init__(self) -> None:
         super().__init__()
@@ -131,7 +136,7 @@ def troubled(kind: str) -> tuple[pl.LightningModule, dict[str, Any]]:
         data.edge_index[0, 0] = 4000
     elif kind == "empty train mask":
         data.train_mask[:] = False
-    modules = {"untested layer": Untested, "own backward": Bypass, "unknown reduction": Rooted}
+    modules = {"untested layer": Untested, "own backward": Bypass, "rows by hand": ByHand, "unknown reduction": Rooted}
     train = {
         "several graphs": lambda: DataLoader([data, data]),
         "no graph": lambda: torch.utils.data.DataLoader(torch.zeros(1, 3)),
@@ -154,6 +159,7 @@ REFUSALS = {
     "untested layer": r"UnsupportedModuleError: (?s:.)*'net.convs.1' \(SuperGATConv\)",
     "compiled": r"UnsupportedModuleError: (?s:.)*'net' \(OptimizedModule\): torch.compile",
     "own backward": r"RuntimeError: .*self.manual_backward",
+    "rows by hand": r"IndexError: (?s:.)*must not index node rows by 'edge_index\[0\]'",
     "unknown reduction": r"UnknownReductionError: .*SqrtBackward.*loss_reduction",
     "several graphs": r"ValueError: .*one graph, but the loader DataLoader yields several",
     "no graph": r"TypeError: .*yields Tensor",
