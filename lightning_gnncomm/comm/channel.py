@@ -99,6 +99,15 @@ class Channel:
             results.append(codec.decode(piece, rows.size(1), rows.dtype))
         return results
 
+    def all_reduce(self, x: Tensor, slot: Slot) -> Tensor:
+        """Return the sum of ``x`` over all ranks and count the bytes handed over.
+
+        A ring all-reduce puts ``2 (P - 1) / P`` times as many on the wire.
+        """
+        nbytes = x.numel() * x.element_size()
+        self.traffic.add(slot, TrafficRecord(1, 0, nbytes, nbytes, nbytes))
+        return self.wire.all_reduce(x)
+
     def _codec(self, slot: Slot, rows: Tensor, step: int, exact: bool) -> Codec:
         if exact or not slot.role.is_lossy or not rows.is_floating_point():
             return self._identity

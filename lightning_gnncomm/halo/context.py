@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from lightning_gnncomm.comm.channel import Channel
-from lightning_gnncomm.comm.traffic import TrafficRecord
 from lightning_gnncomm.graph.plan import HaloPlan
 from lightning_gnncomm.halo.exchange import Message, all_reduce_sum, collect_rows, exchange_rows
 from lightning_gnncomm.halo.remote import RemoteSource
@@ -265,10 +264,7 @@ class HaloContext:
 
     def all_reduce(self, x: Tensor, layer: str) -> Tensor:
         """Return the differentiable sum of ``x`` over all ranks (statistics of norms)."""
-        nbytes = x.numel() * x.element_size()
-        record = TrafficRecord(exchanges=1, sent_bytes=nbytes, received_bytes=nbytes, dense_bytes=nbytes)
-        self.channel.traffic.add(Slot(layer, "statistics", role=Role.NORM), record)
-        return all_reduce_sum(x, self.channel.wire)
+        return all_reduce_sum(x, self.channel, Slot(layer, "statistics", role=Role.NORM))
 
     def _slot(self, layer: str, argument: str, role: Role) -> Slot:
         call = self._calls[layer, argument]

@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from lightning_gnncomm.comm.channel import Channel
-from lightning_gnncomm.comm.wire import Wire
 from lightning_gnncomm.graph.plan import HaloPlan
 from lightning_gnncomm.slots import Role, Slot
 
@@ -89,18 +88,20 @@ def collect_rows(x: Tensor, message: Message) -> Tensor:
 
 
 class _AllReduceSum(torch.autograd.Function):
+    """Sum over ranks; the adjoint of a sum that every rank uses is the sum of all ranks' gradients."""
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, wire: Wire) -> Tensor:
-        ctx.wire = wire
-        return wire.all_reduce(x)
+    def forward(ctx: Any, x: Tensor, channel: Channel, slot: Slot) -> Tensor:
+        ctx.channel, ctx.slot = channel, slot
+        return channel.all_reduce(x, slot)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return ctx.wire.all_reduce(grad), None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.channel.all_reduce(grad, ctx.slot), None, None
 
 
-def all_reduce_sum(x: Tensor, wire: Wire) -> Tensor:
-    """Return the sum of ``x`` over all ranks; the adjoint sums the gradients over all ranks."""
-    total: Tensor = _AllReduceSum.apply(x, wire)  # type: ignore[no-untyped-call]
+def all_reduce_sum(x: Tensor, channel: Channel, slot: Slot) -> Tensor:
+    """Return the sum of ``x`` over all ranks, differentiably."""
+    total: Tensor = _AllReduceSum.apply(x, channel, slot)  # type: ignore[no-untyped-call]
     return total
