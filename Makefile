@@ -2,6 +2,7 @@
 #   make demo        train digits over two processes, exactly and with one bit a value
 #   make test        the fast tier: check, then the tests not marked slow or lab
 #   make test-all    every test
+#   make conformance every layer, norm and model of the installed PyG, against docs/support.md
 #   make check       format, lint, types
 #   make format      rewrite to the project's format
 #   make docs        run the docstrings' examples and check the links of the documents
@@ -14,7 +15,7 @@ STAMP := $(VENV)/package.stamp
 # The processes of one test or of the demo share the cores.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-all check format docs
+.PHONY: demo test test-all conformance check format docs
 .DELETE_ON_ERROR:
 
 $(REQUIREMENTS): requirements/tested.txt
@@ -37,6 +38,9 @@ test: check
 
 test-all: check
 	$(BIN)/python -m pytest
+
+conformance: $(STAMP)
+	$(BIN)/python -m tests.conformance
 
 check: $(STAMP)
 	$(BIN)/ruff format --check

@@ -37,6 +37,7 @@ from lightning_gnncomm.testing import RankPool
 SINGLE, HALO, ONE_BIT = "one process", "halo", "sylvie_sync"
 CODECS = {HALO: "identity", ONE_BIT: "one_bit"}
 HALO_ROLES = (Role.FEATURE, Role.GRADIENT)
+TITLES = {"best": "at best validation", "last": "at last epoch"}
 STAGES: tuple[Stage, ...] = ("val", "test")
 
 
@@ -213,10 +214,9 @@ def verdict(runs: dict[str, list[Run]], measure: str) -> str:
     exact, coded = ([getattr(run, measure) for run in runs[scheme]] for scheme in (HALO, ONE_BIT))
     differences = [b - a for a, b in zip(exact, coded, strict=True)]
     difference, paired, error = mean(differences), standard_error(differences), standard_error(exact)
-    within = "within" if abs(difference) <= error else "NOT within"
     return (
-        f"{ONE_BIT} - {HALO}, {measure}: {difference:+.4f} (standard error of the paired difference {paired:.4f}); "
-        f"{within} one standard error of {HALO} ({error:.4f})"
+        f"{ONE_BIT} - {HALO}, {TITLES[measure]}: {difference:+.5f}, which is {difference / error:+.2f} standard errors of {HALO} "
+        f"({error:.5f}) and {difference / paired:+.2f} of the paired difference ({paired:.5f})"
     )
 
 
@@ -229,7 +229,7 @@ def show(setting: Setting, runs: dict[str, list[Run]], num_seeds: int) -> None:
         f"{setting.hidden} hidden, dropout {setting.dropout}, {setting.epochs} epochs."
     )
     console.print(accuracy_table(runs, caption))
-    for measure in ("best", "last"):
+    for measure in TITLES:
         console.print(verdict(runs, measure), soft_wrap=True)
     if setting.parts > 1:
         console.print(traffic_table(runs, rows_on_wire(setting), setting.epochs))

@@ -7,10 +7,13 @@ resident memory (the kernel's VmHWM, which getrusage reports too) rose above its
 on a tiny graph, so that what PyTorch needs anyway is not in it. The largest of the ranks is shown. Loading maps the part's file
 and costs nothing until it is read, so every value is read once.
 
-Training is predicted to need the part, the rows it reads and writes, and two values an edge and column (the source's row and
-its product with the edge's weight, both kept for backward). For n nodes, H halo rows, E edges, and layers of widths 64 and C:
+Training is predicted to need the part and, in the first layer of H columns, a message an edge before and after it is weighted,
+the halo's rows, and four tensors of the part's nodes: for n nodes, h halo rows and E edges
 
-    part + 4 bytes x ((64 + C) x (2 (E + n) + n + H) + n (4 x 64 + 3 C))
+    part + 4 bytes x H x (2 (E + n) + 4 n + h)
+
+if freed memory is given back. glibc keeps blocks of less than 32 MB for reuse, which adds to the peak of small parts; with
+MALLOC_MMAP_THRESHOLD_=131072 in the environment it gives them back.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ from shared import make_console, make_trainer
 from torch_geometric.data import Data
 
 from lightning_gnncomm import GraphDataModule, HaloStrategy, NodeClassifier
-from lightning_gnncomm.graph.store import load_part, partition_and_store, read_manifest
+from lightning_gnncomm.graph.store import load_part, partition_and_store
 from lightning_gnncomm.testing import RankPool
 
 MEGABYTE = 1e6
@@ -68,11 +71,10 @@ def rise(work: Callable[[], Data]) -> Peak:
     return Peak(int(part.num_nodes or 0), part.halo.num_halo, part.num_edges, nbytes, peak)
 
 
-def predicted_bytes(peak: Peak, hidden: int, num_classes: int) -> int:
-    """Return what training on a part should need, see above: 4 hidden and 3 class tensors per node besides the edges'."""
-    nodes, edges = peak.num_nodes, peak.num_edges + peak.num_nodes  # GCN adds self-loops
-    values = (hidden + num_classes) * (2 * edges + nodes + peak.num_halo) + nodes * (4 * hidden + 3 * num_classes)
-    return peak.part_bytes + 4 * values
+def predicted_bytes(peak: Peak, hidden: int) -> int:
+    """Return what training on a part should need, see above."""
+    edges = peak.num_edges + peak.num_nodes  # GCN adds self-loops
+    return peak.part_bytes + 4 * hidden * (2 * edges + 4 * peak.num_nodes + peak.num_halo)
 
 
 def load(folder: str) -> Data:
@@ -132,10 +134,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as root:
         for num_parts in options.parts:
             folder = str(partition_and_store(options.graph, num_parts, root=root, progress=False))
-            num_classes = read_manifest(folder)["facts"]["num_classes"]
             loaded, train = (largest(num_parts, folder, root, epochs, options.hidden) for epochs in (0, options.epochs))
             first = first or train.peak_bytes
-            predicted = predicted_bytes(train, options.hidden, num_classes)
+            predicted = predicted_bytes(train, options.hidden)
             counts = (num_parts, train.num_nodes, train.num_edges, train.num_halo)
             sizes = (train.part_bytes, loaded.peak_bytes, train.peak_bytes, predicted)
             table.add_row(

@@ -10,8 +10,9 @@ import torch_geometric.nn as pyg
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from torch_geometric.data import Data
-from torch_geometric.utils import softmax
+from torch_geometric.utils import add_self_loops, degree, softmax
 
+from tests.conformance.graphs import NUM_NODES
 from tests.conformance.recipes import EDGES, WEIGHT, Later, Recipe, labelled, layer, opt, takes
 
 __all__ = ["COMPOSITIONS"]
@@ -75,6 +76,31 @@ class OwnDegree(OwnConv):
         return self.propagate(edge_index, x=x / degree[:, None], edge_weight=None)
 
 
+class Tutorial(OwnConv):
+    """The GCN of PyG's tutorial, which reads the degrees of source nodes by hand."""
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:  # type: ignore[override]
+        edge_index, _ = add_self_loops(edge_index, num_nodes=x.size(0))
+        row, col = edge_index
+        root = degree(col, x.size(0), dtype=x.dtype).pow(-0.5)
+        return self.propagate(edge_index, x=x, edge_weight=root[row] * root[col])
+
+
+class OutDegree(OwnConv):
+    """A layer of a user that divides by the out-degree of the source, which no rank knows of halo nodes."""
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:  # type: ignore[override]
+        out_degree = degree(edge_index[0], dtype=x.dtype)
+        return self.propagate(edge_index, x=x, edge_weight=1 / out_degree[edge_index[0]])
+
+
+class MeanOfNodes(OwnConv):
+    """A layer of a user that subtracts the mean over nodes."""
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:  # type: ignore[override]
+        return self.propagate(edge_index, x=x - x.mean(0), edge_weight=None)
+
+
 class ByHand(nn.Module):
     """A layer of a user that is no MessagePassing."""
 
@@ -108,6 +134,67 @@ class OnAttributes(nn.Module):
     def forward(self, data: Data) -> Tensor:
         out = self.conv(data.x, data.edge_index) + self.conv(data.x_0, data.edge_index, data.edge_weight)
         return out * self.conv(data.x, data.edge_index[:, data.edge_type > 0])
+
+
+class BothFlows(nn.Module):
+    """Layers along and against the edges, on the same adjacency."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.along = pyg.GCNConv(6, 6)
+        self.against = pyg.GCNConv(6, 6, flow="target_to_source")
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.against(self.along(x, edge_index).tanh(), edge_index) * self.along(x, edge_index)
+
+
+class InPlace(nn.Module):
+    """Rows changed in place between two calls that read the same tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = pyg.GINConv(nn.Linear(6, 6))
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        x = x * 1
+        out = self.conv(x, edge_index)
+        return out + self.conv(x.mul_(2).relu_(), edge_index)
+
+
+class Frozen(nn.Module):
+    """A layer below ``no_grad``, before one that learns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen, self.conv = pyg.GATConv(6, 6), pyg.SAGEConv(6, 6)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        with torch.no_grad():
+            fixed = self.frozen(x, edge_index)
+        return self.conv(x + fixed, edge_index)
+
+
+class Embedded(nn.Module):
+    """An embedding table over all nodes, read by their global ids."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.conv = nn.Embedding(NUM_NODES, 6), pyg.GCNConv(6, 6)
+
+    def forward(self, data: Data) -> Tensor:
+        return self.conv(data.x + self.table(data.n_id), data.edge_index)
+
+
+class Stacked(nn.Module):
+    """Several feature sets on one graph, ``[2, N, F]``: nodes are the last but one dimension."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.sage = pyg.GCNConv(6, 6), pyg.SAGEConv(6, 6)
+
+    def forward(self, data: Data) -> Tensor:
+        both = torch.stack([data.x, data.x_0])
+        return self.sage(self.conv(both, data.edge_index), data.edge_index).transpose(0, 1)
 
 
 class Pooled(nn.Module):
@@ -199,6 +286,9 @@ COMPOSITIONS: dict[str, tuple[Callable[[], nn.Module], Recipe]] = {
     "own MessagePassing, x in update": one(RootInUpdate),
     "own MessagePassing, x in message": one(RawInMessage),
     "own MessagePassing, own degree in forward": one(OwnDegree),
+    "own MessagePassing, GCN of the tutorial": one(Tutorial),
+    "own MessagePassing, out-degree in forward": one(OutDegree),
+    "own MessagePassing, mean over nodes in forward": one(MeanOfNodes),
     "own module that reads x[edge_index[0]]": one(ByHand),
     "subclass of GCNConv": one(lambda: type("MyGCN", (pyg.GCNConv,), {"__module__": __name__})(6, 8), WEIGHT),
     "pyg.Sequential": one(sequential, WEIGHT),
@@ -216,6 +306,11 @@ COMPOSITIONS: dict[str, tuple[Callable[[], nn.Module], Recipe]] = {
     "torch.compile(GCN)": one(
         lambda: torch.compile(pyg.GCN(6, 8, 2), backend="eager"), reason="torch.compile skips hooks"
     ),
+    "layers along and against the edges": one(BothFlows),
+    "rows changed in place": one(InPlace),
+    "frozen layer before one that learns": one(Frozen),
+    "embedding table read by n_id": one(Embedded, on_data),
+    "features [2, N, F]": one(Stacked, on_data),
     "virtual node by global_mean_pool": one(Pooled),
     "nn.TransformerEncoderLayer over nodes": one(
         lambda: nn.TransformerEncoderLayer(6, 2), reason="attends to all nodes"

@@ -10,7 +10,7 @@ from torch_geometric.data import Data
 
 from lightning_gnncomm.graph.assign import assign
 
-__all__ = ["NUM_RELATIONS", "assignment_of", "graph"]
+__all__ = ["NUM_NODES", "NUM_RELATIONS", "assignment_of", "graph"]
 
 NUM_NODES, NUM_EDGES, NUM_RELATIONS = 40, 150, 3
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +16,7 @@ from torch_geometric.data import Data
 from lightning_gnncomm.codecs import IdentityCodec
 from lightning_gnncomm.comm.channel import Channel
 from lightning_gnncomm.comm.schedule import Synchronous
-from lightning_gnncomm.comm.wire import Wire
+from lightning_gnncomm.comm.wire import Pending, Wire
 from lightning_gnncomm.graph.partition import build_part
 from lightning_gnncomm.halo.attach import UnsupportedModuleError, attach
 from lightning_gnncomm.halo.context import HaloContext
@@ -72,7 +72,7 @@ class Case:
 
 @dataclass
 class Counts:
-    """Exchanges of rows and sums over all ranks in one step on one rank."""
+    """Exchanges of rows forward and backward, and reductions over all ranks, of one step."""
 
     forward: int = 0
     backward: int = 0
@@ -83,13 +83,33 @@ class Counts:
         return f"{rows}, {self.sums} sums" if self.sums else rows
 
 
+class CountedWire:
+    """A wire that counts its collectives; several tensors that travel together are one."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+        self.rank, self.world_size = wire.rank, wire.world_size
+        self.exchanges = self.reductions = 0
+
+    def exchange(self, send: Tensor, send_sizes: Sequence[int], recv_sizes: Sequence[int]) -> Pending:
+        self.exchanges += 1
+        return self._wire.exchange(send, send_sizes, recv_sizes)
+
+    def all_reduce(self, tensor: Tensor, op: str = "sum") -> Tensor:
+        self.reductions += 1
+        return self._wire.all_reduce(tensor, op)
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        return self._wire.all_gather(tensor)
+
+
 @dataclass
 class Pass:
     """What a configuration computed, for the whole graph and in the original order, on one rank.
 
     Args:
         tensors: Outputs, gradients and buffers by name.
-        counts: Exchanges of a later step of a hidden layer (input rows that change, adjacency that does not).
+        counts: Collectives of a later step of a hidden layer (input rows that change, adjacency that does not).
         raw: The same for a first layer that reads the features of the batch.
         roles: Roles of the messages sent; ``"degree"`` and ``"statistics"`` for those.
     """
@@ -156,13 +176,15 @@ class _Runner:
         for key, leaf in leaves.items():
             data[key] = leaf
         model.zero_grad()
+        before = self._collectives()
         with self._step(data, train), torch.set_grad_enabled(train):
             outputs = _flatten(case.call(model.layer, data))
             loss = _loss(outputs, data)
-        forward = self._exchanges()
+        forward = self._collectives()
         if train and loss.requires_grad:
             loss.backward()
-        counts = Counts(forward, self._exchanges() - forward, self._sums())
+        total = self._collectives()
+        counts = Counts(forward[0] - before[0], total[0] - forward[0], total[1] - before[1])
         self._keep(label, outputs, leaves)
         return counts
 
@@ -173,17 +195,8 @@ class _Runner:
         self.number += 1
         return self.context.step(data.halo, data.to_dict(), self.number, exact=not train)
 
-    def _exchanges(self) -> int:
-        if self.context is None:
-            return 0
-        records = self.context.channel.traffic.records
-        return sum(r.exchanges for slot, r in records.items() if slot.argument != "statistics")
-
-    def _sums(self) -> int:
-        if self.context is None:
-            return 0
-        records = self.context.channel.traffic.records
-        return sum(r.exchanges for slot, r in records.items() if slot.argument == "statistics")
+    def _collectives(self) -> tuple[int, int]:
+        return (0, 0) if self.wire is None else (self.wire.exchanges, self.wire.reductions)
 
     def _keep(self, label: str, outputs: dict[str, Tensor], leaves: dict[str, Tensor]) -> None:
         for name, out in outputs.items():
@@ -238,7 +251,9 @@ def _nothing() -> Iterator[None]:
 
 def on_whole_graph(case: Case, model: nn.Module) -> Pass:
     """Run a copy of a configuration's module in one process."""
-    return _Runner(case, copy.deepcopy(model), graph(case.kind), None, None).run()
+    data = copy.copy(graph(case.kind))
+    data.n_id = torch.arange(data.num_nodes)  # as parts have it
+    return _Runner(case, copy.deepcopy(model), data, None, None).run()
 
 
 def on_rank(
@@ -249,15 +264,15 @@ def on_rank(
     labels: Collection[str] = (),
 ) -> Pass:
     """Run a configuration as one rank of several, whatever the list of known layers says."""
-    model = copy.deepcopy(model)
-    context = HaloContext(Channel(wire, IdentityCodec(), Synchronous()))
+    model, counted = copy.deepcopy(model), CountedWire(wire)
+    context = HaloContext(Channel(counted, IdentityCodec(), Synchronous()))
     if prepare is not None:
         prepare(context)
     assignment = assignment_of(case.kind, wire.world_size)
     data = build_part(graph(case.kind), assignment, wire.rank, wire.world_size)
     attachment = attach(model, context, [path for path, _ in model.named_modules()])
     try:
-        return _Runner(case, model, data, context, wire).run(labels)
+        return _Runner(case, model, data, context, counted).run(labels)
     finally:
         attachment.detach()
 

@@ -37,7 +37,7 @@ It is **refused** if a strategy says at set-up, or in the first step, what it ca
 overrides that. *Not installable* classes need a package that is not on PyPI.
 
 Exchanges are counted in one training step, forward + backward: for a hidden layer, whose input changes each step, and for a
-first layer that reads the features of the batch (those travel once). *Sums* are statistics summed over all ranks.
+first layer that reads the features of the batch (those travel once). *Sums* are reductions over all ranks, in both directions.
 
 """
 
@@ -83,7 +83,9 @@ def read(text: str) -> dict[tuple[str, str, str], Row]:
         if line.startswith("## "):
             group = groups[line[3:]]
         elif line.startswith("| `"):
-            name, options, result, _, exchanges, first, *_ = (cell.strip() for cell in line[1:].split(" | "))
+            name, options, result, _, exchanges, first, *_ = (
+                cell.strip().replace("\\|", "|") for cell in line[1:].split(" | ")
+            )
             row = Row(group, name.strip("`"), options, result, exchanges=exchanges, first=first)
             rows[row.key] = row
     return rows
