@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection
 from types import MethodType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,10 +35,9 @@ def intercept_layer(layer: MessagePassing, path: str, context: HaloContext) -> C
     hook = _exchange_hook(path, arguments, context, fusible=True, single=single)
     handles.append(layer.register_propagate_forward_pre_hook(hook))
     if layer.inspector.implements("edge_update"):
-        # The generated edge_updater runs its pre-hooks after rows were lifted to edges; the Python one runs them before.
-        layer.edge_updater = MethodType(MessagePassing.edge_updater, layer)
         arguments = _source_arguments(layer._edge_user_args)
         handles.append(layer.register_edge_update_forward_pre_hook(_exchange_hook(path, arguments, context)))
+        handles.append(_postpone_edge_update(layer, arguments, context))
 
     _give_update_own_rows(layer)
     if layer.flow == "target_to_source":
@@ -61,6 +60,40 @@ def intercept_layer(layer: MessagePassing, path: str, context: HaloContext) -> C
 def _source_arguments(names: list[str]) -> list[str]:
     """Return the arguments read per edge at its source node: exactly those whose halo rows a layer needs."""
     return sorted({name[:-2] for name in names if name.endswith("_j")})
+
+
+class _Postponed(NamedTuple):
+    """An edge update that waits for ``propagate``, so that the rows of both travel together."""
+
+    blocks: dict[str, Tensor]
+    update: Callable[[], Any]
+
+
+def _postpone_edge_update(layer: MessagePassing, arguments: list[str], context: HaloContext) -> RemovableHandle:
+    """Replace ``edge_updater`` by one whose exchange is that of the ``propagate`` that follows.
+
+    The Python ``edge_updater`` takes the place of the generated one, which runs its pre-hooks after rows were lifted to edges.
+    """
+    signature = inspect.signature(type(layer).forward)
+    waits = [False]
+
+    def look(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        call = signature.bind_partial(module, *args, **kwargs).arguments
+        # Attention weights are returned as they are, so they cannot be left for later.
+        waits[0] = call.get("return_attention_weights") is None
+
+    def edge_updater(self: MessagePassing, edge_index: Any, size: Any = None, **kwargs: Any) -> Any:
+        def update() -> Any:
+            return MessagePassing.edge_updater(self, edge_index, size, **kwargs)
+
+        pairs = {name: value for name in arguments if isinstance(value := kwargs.get(name), (tuple, list))}
+        blocks = {f"{name}.edge": pair[0] for name, pair in pairs.items() if isinstance(pair[0], Tensor)}
+        ours = type(self).__module__.startswith("torch_geometric.") and context.is_distributed
+        return _Postponed(blocks, update) if waits[0] and blocks and ours else update()
+
+    layer.edge_updater = MethodType(edge_updater, layer)
+    handle: RemovableHandle = layer.register_forward_pre_hook(look, with_kwargs=True)
+    return handle
 
 
 def _single_arguments(layer: MessagePassing) -> set[str]:
@@ -232,6 +265,12 @@ def _exchange_hook(
             if name in arguments
         }
         blocks = {name: sides[name][0] for name in arguments if name in sides and isinstance(sides[name][0], Tensor)}
+        postponed = {name: value for name, value in kwargs.items() if isinstance(value, _Postponed)}
+        if postponed:
+            # What both calls read travels in one exchange; each then finds its rows.
+            both = blocks | {k: v for value in postponed.values() for k, v in value.blocks.items()}
+            context.extend_all(both, path, module.node_dim)
+            kwargs = kwargs | {name: value.update() for name, value in postponed.items()}
         matrix = aggregator(module, edge_index, kwargs, blocks, context) if fusible else None
         extended = dict(kwargs)
         along = module.flow == "source_to_target"

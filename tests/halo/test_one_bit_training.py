@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -9,16 +10,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.nn import GCN, GraphSAGE
+from torch_geometric.nn import GAT, GCN, GraphSAGE
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 from lightning_gnncomm.codecs import OneBitCodec
 from lightning_gnncomm.comm.channel import Channel
 from lightning_gnncomm.comm.schedule import Synchronous
+from lightning_gnncomm.comm.wire import Wire
 from lightning_gnncomm.graph.assign import assign
 from lightning_gnncomm.graph.partition import build_part
+from lightning_gnncomm.halo.attach import attach
+from lightning_gnncomm.halo.context import HaloContext
 from lightning_gnncomm.slots import Role, Slot
-from lightning_gnncomm.testing import random_graph, train_distributed, train_single
+from lightning_gnncomm.testing import random_graph, run_threads, train_distributed, train_single
 
 PARTS, STEPS, SEED = 3, 20, 7
 
@@ -157,3 +161,23 @@ def test_changed_features_travel_again() -> None:
     torch.testing.assert_close(trainings[0].losses, expected.losses, rtol=1e-5, atol=0)
     assert trainings[0].channel is not None
     assert trainings[0].channel.traffic.records[Slot("convs.0", "x", role=Role.CONSTANT)].exchanges == 3
+
+
+def test_attention_and_rows_travel_in_one_exchange() -> None:
+    data = random_graph()
+    assignment = assign(data, PARTS)
+    model = GAT(6, 8, num_layers=2, out_channels=3, heads=2)
+    counted: list[int] = []
+
+    def work(wire: Wire) -> None:
+        exchange = wire.exchange
+        wire.exchange = lambda *a: counted.append(wire.rank) or exchange(*a)  # type: ignore[method-assign]
+        part = build_part(data, assignment, wire.rank, PARTS)
+        replica = copy.deepcopy(model)
+        attachment = attach(replica, context := HaloContext(Channel(wire, OneBitCodec(), Synchronous())))
+        with context.step(part.halo, part.to_dict(), 0, exact=False):
+            replica(part.x, part.edge_index).sum().backward()
+        attachment.detach()
+
+    run_threads(work, PARTS)
+    assert [counted.count(rank) for rank in range(PARTS)] == [4] * PARTS  # two layers, forward and backward
