@@ -26,6 +26,7 @@ from rich.table import Table
 from shared import make_console, make_trainer, mean, standard_error
 from torch import Tensor
 from torch_geometric.data import Data
+from torchmetrics import Metric
 
 from lightning_gnncomm import CommunicationMonitor, GraphDataModule, HaloStrategy, NodeClassifier
 from lightning_gnncomm.graph.store import read_manifest
@@ -86,6 +87,7 @@ class Classifier(NodeClassifier):
         for stage in STAGES:
             target, chosen = select_labelled(batch, stage, bool(self.multi_label))
             metric = self.metrics[f"{stage}_acc"]
+            assert isinstance(metric, Metric)
             update_metric(metric, logits[chosen], target[chosen])
             self.log(f"{stage}_acc", metric, batch_size=len(target), on_step=False, on_epoch=True)
 
@@ -167,8 +169,11 @@ def rows_on_wire(setting: Setting) -> int:
 
 def predicted_bytes(rows: int, messages: Sequence[Message], epochs: int, scheme: str) -> float:
     """Bytes an epoch of all ranks: a row of F values takes 4 F bytes exactly, 4 + ceil(F / 8) with one bit a value."""
-    row_bytes = {HALO: lambda f: 4 * f, ONE_BIT: lambda f: 4 + math.ceil(f / 8)}[scheme]
-    return rows * sum(message.exchanges / epochs * row_bytes(message.width) for message in messages)
+    total = 0.0
+    for width, exchanges in messages:
+        row_bytes = 4 * width if scheme == HALO else 4 + math.ceil(width / 8)
+        total += rows * row_bytes * exchanges / epochs
+    return total
 
 
 def accuracy_table(runs: dict[str, list[Run]], caption: str) -> Table:

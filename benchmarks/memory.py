@@ -7,13 +7,16 @@ resident memory (the kernel's VmHWM, which getrusage reports too) rose above its
 on a tiny graph, so that what PyTorch needs anyway is not in it. The largest of the ranks is shown. Loading maps the part's file
 and costs nothing until it is read, so every value is read once.
 
-Training is predicted to need the part and, in the first layer of H columns, a message an edge before and after it is weighted,
-the halo's rows, and four tensors of the part's nodes: for n nodes, h halo rows and E edges
+Training is predicted to need the part and what the first layer, the widest, makes at a time. For a part of n nodes, h halo rows
+and E edges, and H hidden columns:
 
-    part + 4 bytes x H x (2 (E + n) + 4 n + h)
+    several parts:  part + 4 H (6 n + h) + 40 (E + n)
+    one part:       part + 4 H (4 n + 2 (E + n))
 
-if freed memory is given back. glibc keeps blocks of less than 32 MB for reuse, which adds to the peak of small parts; with
-MALLOC_MMAP_THRESHOLD_=131072 in the environment it gives them back.
+since several parts aggregate by a sparse product (40 bytes an edge: the list with self-loops, a CSR matrix and its transpose), and
+one part is plain PyG, which makes a row an edge before and after weighting it. This holds if freed memory goes back to the kernel.
+glibc keeps blocks of up to 32 MB, which adds to the peak of small parts; with MALLOC_MMAP_THRESHOLD_=131072 in the environment it
+gives them back.
 """
 
 from __future__ import annotations
@@ -71,10 +74,12 @@ def rise(work: Callable[[], Data]) -> Peak:
     return Peak(int(part.num_nodes or 0), part.halo.num_halo, part.num_edges, nbytes, peak)
 
 
-def predicted_bytes(peak: Peak, hidden: int) -> int:
+def predicted_bytes(peak: Peak, num_parts: int, hidden: int) -> int:
     """Return what training on a part should need, see above."""
-    edges = peak.num_edges + peak.num_nodes  # GCN adds self-loops
-    return peak.part_bytes + 4 * hidden * (2 * edges + 4 * peak.num_nodes + peak.num_halo)
+    nodes, edges = peak.num_nodes, peak.num_edges + peak.num_nodes  # GCN adds self-loops
+    if num_parts == 1:
+        return peak.part_bytes + 4 * hidden * (4 * nodes + 2 * edges)
+    return peak.part_bytes + 4 * hidden * (6 * nodes + peak.num_halo) + 40 * edges
 
 
 def load(folder: str) -> Data:
@@ -86,14 +91,22 @@ def load(folder: str) -> Data:
     return part
 
 
+class KeepingModule(GraphDataModule):
+    """Keeps the part after training, as a script does that goes on to predict."""
+
+    kept: Data
+
+    def teardown(self, stage: str | None = None) -> None:
+        assert self.part is not None
+        self.kept = self.part
+
+
 def fit(source: str, root: str, epochs: int, hidden: int) -> Data:
     """Train a 2-layer GCN and return the part it was trained on."""
     trainer = make_trainer(HaloStrategy(), torch.distributed.get_world_size(), max_epochs=epochs)
-    data = GraphDataModule(source, root=root, progress=False)
-    trained = []
-    data.teardown = lambda stage=None: trained.append(data.part)  # keeps the part, as a script does that goes on
+    data = KeepingModule(source, root=root, progress=False)
     trainer.fit(NodeClassifier("GCN", hidden_channels=hidden), datamodule=data)
-    return trained[0]
+    return data.kept
 
 
 def measure(folder: str, root: str, epochs: int, hidden: int) -> Peak:
@@ -136,7 +149,7 @@ def main() -> None:
             folder = str(partition_and_store(options.graph, num_parts, root=root, progress=False))
             loaded, train = (largest(num_parts, folder, root, epochs, options.hidden) for epochs in (0, options.epochs))
             first = first or train.peak_bytes
-            predicted = predicted_bytes(train, options.hidden)
+            predicted = predicted_bytes(train, num_parts, options.hidden)
             counts = (num_parts, train.num_nodes, train.num_edges, train.num_halo)
             sizes = (train.part_bytes, loaded.peak_bytes, train.peak_bytes, predicted)
             table.add_row(

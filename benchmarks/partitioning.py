@@ -16,11 +16,13 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import pymetis
+from numpy.typing import NDArray
 from rich.table import Table
 from shared import make_console
 from torch_geometric.data import Data
@@ -31,9 +33,12 @@ from lightning_gnncomm.graph.quality import partition_quality
 from lightning_gnncomm.graph.sources import load_graph
 from lightning_gnncomm.graph.store import partition_and_store
 
+Parts = NDArray[Any]
 
-def ready_metis(graph: Data, num_parts: int) -> Callable[[], object]:
+
+def ready_metis(graph: Data, num_parts: int) -> Callable[[], Parts]:
     """Return METIS on a CSR made beforehand, with the options that ``assign`` gives it for seed 0."""
+    assert graph.edge_index is not None and graph.num_nodes is not None
     adjacency = undirected_csr(graph.edge_index, graph.num_nodes)
     index_type = pymetis.zero_copy_dtype()
     csr = pymetis.CSRAdjacency(adjacency.indptr.astype(index_type), adjacency.indices.astype(index_type))
@@ -41,18 +46,20 @@ def ready_metis(graph: Data, num_parts: int) -> Callable[[], object]:
     return lambda: np.asarray(pymetis.part_graph(num_parts, csr, recursive=False, options=options).vertex_part)
 
 
-def ours(graph: Data, num_parts: int) -> Callable[[], object]:
+def ours(graph: Data, num_parts: int) -> Callable[[], Parts]:
     """Return what the package does to know every part."""
 
-    def run() -> object:
+    def run() -> Parts:
         assignment = assign(graph, num_parts)
+        assert graph.edge_index is not None
         partition_layout(graph.edge_index, assignment, num_parts)
-        return assignment.numpy()
+        parts: Parts = assignment.numpy()
+        return parts
 
     return run
 
 
-def cpu_seconds(work: Callable[[], object]) -> float:
+def cpu_seconds(work: Callable[[], Parts]) -> float:
     """Return the CPU time of a call."""
     start = time.process_time()
     work()

@@ -11,7 +11,7 @@ from pathlib import Path
 import lightning as L
 import torch.distributed as dist
 
-from lightning_gnncomm import CommunicationMonitor, GraphDataModule, NodeClassifier
+from lightning_gnncomm import CommunicationMonitor, GraphDataModule, HaloStrategy, NodeClassifier
 
 GRAPH = "rmat:scale=13"
 INTERFACE = "eth0"
@@ -76,6 +76,7 @@ def fit(strategy: str, epochs: int, folder: str) -> Measured:
     trainer.fit(NodeClassifier("GCN", hidden_channels=256), datamodule=data)
     after = together()
     counted = trainer.strategy
+    assert isinstance(counted, HaloStrategy)
     return Measured(
         after[0] - before[0],
         after[1] - before[1],
