@@ -8,12 +8,12 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.strategies.project import Project, loaders, make_trainer
@@ -51,15 +51,16 @@ class Started:
         return process
 
     def group_is_gone(self, process: subprocess.Popen[str], within: float = 20.0) -> bool:
-        """Whether no child of a process is left, waiting for the last to leave."""
-        deadline = time.monotonic() + within
-        while time.monotonic() < deadline:
-            try:
-                os.killpg(process.pid, 0)
-            except ProcessLookupError:
-                return True
-            time.sleep(0.05)  # polls the kernel: there is nothing to wait on in a group that is not ours
-        return False
+        """Whether no process of a group is left, waiting for the last to leave."""
+        left = [other for other in psutil.process_iter() if _group_of(other.pid) == process.pid]
+        return not psutil.wait_procs(left, timeout=within)[1]
+
+
+def _group_of(pid: int) -> int | None:
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return None
 
 
 @pytest.fixture
