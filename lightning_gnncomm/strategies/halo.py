@@ -42,6 +42,7 @@ from lightning_gnncomm.strategies.meaning import (
     mask_counts,
     synchronise_metrics,
 )
+from lightning_gnncomm.strategies.provenance import ReductionRecorder
 
 __all__ = ["HaloStrategy"]
 
@@ -172,7 +173,7 @@ class HaloStrategy(DDPStrategy):
             self._reverts.append(_answer_sigterm_alone(trainer))
         if self._wire is not None and trainer.state.fn == TrainerFn.FITTING:
             rank_zero_info(
-                f"Halo exchange over {self.world_size} ranks, codec {type(self.codec).__name__}. Scalars given to self.log become "
+                f"Halo exchange over {self.world_size} ranks, codec {type(self.codec).__name__}. Values given to self.log become "
                 f"means over the nodes of all ranks; log what is no mean (F1, AUROC) as a torchmetrics object."
             )
         super().setup(trainer)
@@ -255,11 +256,13 @@ class HaloStrategy(DDPStrategy):
                 "The step's batch holds no part of a graph (a torch_geometric Data with a 'halo' plan). Use GraphDataModule or a "
                 "loader of one full-graph Data, and keep the 'halo' attribute in transforms of the batch."
             )
+        counts = mask_counts(part, self.loss_mask)
         if self._log is not None:
-            self._log.begin_step(mask_counts(part, self.loss_mask))
+            self._log.counts = counts
         assert self.lightning_module is not None
         number = self.lightning_module.trainer.fit_loop.total_batch_idx
-        with self._attachment.context.step(part.halo, part.to_dict(), number, exact):
+        recorder = ReductionRecorder(set(map(float, counts.values())))
+        with self._attachment.context.step(part.halo, part.to_dict(), number, exact), recorder:
             yield part
 
     @override
@@ -307,7 +310,6 @@ class HaloStrategy(DDPStrategy):
             terms = [Term(loss.grad_fn, "sum")]
         else:
             terms = [Term(loss.grad_fn, "mean", float(counts["loss"]))]
-        self._log.remember(loss, terms)
         return weighted(loss, terms, self._wire)
 
     def _check_manual_backward(self) -> None:

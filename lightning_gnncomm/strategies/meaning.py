@@ -16,7 +16,7 @@ from torch_geometric.utils import mask_to_index
 from torchmetrics import Metric
 
 from lightning_gnncomm.comm.wire import Wire
-from lightning_gnncomm.strategies.loss import Term, UnknownReductionError, loss_terms
+from lightning_gnncomm.strategies.provenance import Piece, pieces_of
 
 __all__ = ["ALREADY_GLOBAL", "GraphLog", "gather_predictions", "mask_counts"]
 
@@ -42,10 +42,10 @@ def mask_counts(part: Data, loss_mask: str = "train_mask") -> dict[str, int]:
 class GraphLog:
     """Makes scalars given to ``self.log`` values over the whole graph, as they are on one device.
 
-    A scalar is taken as a mean over some of this rank's nodes, and becomes the mean over those of all ranks. How many nodes is
-    read off, in this order: the autograd graph of a loss; ``batch_size``, if it is given; the mask that the name begins with
-    (``train``, ``val``, ``test``); the mask of the running stage. ``reduce_fx`` ``"sum"``, ``"min"`` and ``"max"`` reduce over
-    ranks in that way. torchmetrics objects synchronise themselves.
+    A scalar that was computed in the step is put together term by term from what its means and sums run over on each rank. One
+    of unknown origin (a Python number, say) is taken as a mean over ``batch_size`` nodes, if that is given, else over those of the
+    mask that its name begins with (``train``, ``val``, ``test``), else of the running stage's mask. ``reduce_fx`` ``"sum"``,
+    ``"min"`` and ``"max"`` reduce over ranks in that way. torchmetrics objects synchronise themselves.
 
     Args:
         module: The module whose ``log`` is wrapped.
@@ -55,22 +55,11 @@ class GraphLog:
     def __init__(self, module: pl.LightningModule, wire: Callable[[], Wire | None]) -> None:
         self._module, self._wire, self._log = module, wire, module.log
         self.counts: dict[str, int] = {}
-        self._seen: list[tuple[Tensor, list[Term]]] = []
-        self._warned: set[str] = set()
         module.log = self  # type: ignore[method-assign]
 
     def revert(self) -> None:
         """Give the module its own ``log`` back."""
         self._module.__dict__.pop("log", None)
-
-    def begin_step(self, counts: dict[str, int]) -> None:
-        """Take the numbers of nodes of the part that is stepped on."""
-        self.counts = counts
-        self._seen.clear()
-
-    def remember(self, loss: Tensor, terms: list[Term]) -> None:
-        """Keep what was read off a loss whose graph is about to be freed by its backward pass."""
-        self._seen.append((loss, terms))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GraphLog:
         return self
@@ -92,55 +81,59 @@ class GraphLog:
         reduce_fx = getattr(kwargs.get("reduce_fx", "mean"), "__name__", kwargs.get("reduce_fx", "mean"))
         if reduce_fx in ("sum", "min", "max"):
             total, count = wire.all_reduce(value.detach(), str(reduce_fx)), 1
+        elif pieces := pieces_of(value):
+            total, count = _merge(pieces, value, wire), 1
         else:
             total, count = self._mean(name, value, kwargs.get("batch_size"), wire)
         self._log(name, total, **(kwargs | already | {"batch_size": max(count, 1)}))
 
     def _mean(self, name: str, value: Tensor, batch_size: int | None, wire: Wire) -> tuple[Tensor, int]:
-        """Return the mean over the nodes of all ranks and their number (a sum, if the value is a loss that sums)."""
-        terms = [term for term in self._terms(value) if term.kind != "constant"]
-        agrees = len({(term.kind, term.num_rows) for term in terms}) == 1
-        is_sum = agrees and terms[0].kind == "sum"
+        """Return the mean over the nodes of all ranks, and their number, of a value of unknown origin."""
         stage = next((s for s in STAGES if name.lower().startswith(s)), None) or self._running_stage()
-        by_mask = terms[0].num_rows if agrees else float(self.counts.get(stage, 1))
-        given = by_mask if agrees or batch_size is None else float(batch_size)
-        scalar = float(value.detach())
-        shares = [0.0 if weight == 0 else scalar * weight for weight in (by_mask, given)]
-        local = [float(is_sum), scalar if is_sum else 0.0, by_mask, given, *shares]
-        sums = wire.all_reduce(torch.tensor(local, dtype=torch.float64, device=value.device)).tolist()
-        dtype = value.dtype if value.is_floating_point() else torch.get_default_dtype()
-        if sums[0]:
-            return torch.tensor(sums[1], dtype=dtype, device=value.device), 1
+        by_mask = float(self.counts.get(stage, 1))
+        given = by_mask if batch_size is None else float(batch_size)
+        shares = [0.0 if weight == 0 else float(value) * weight for weight in (by_mask, given)]
+        local = torch.tensor([by_mask, given, *shares], dtype=torch.float64, device=value.device)
+        masked, counted, masked_share, counted_share = wire.all_reduce(local).tolist()
         # A batch size of one on every rank is one graph each, not one node.
-        counted = not agrees and batch_size is not None and sums[3] != wire.world_size
-        if counted and batch_size == self.counts.get("all") != self.counts.get(stage):
-            self._warn_all_nodes(name, stage)
-        count, total = (sums[3], sums[5]) if counted else (sums[2], sums[4])
-        mean = total / count if count else math.nan
-        return torch.tensor(mean, dtype=dtype, device=value.device), math.ceil(count)
-
-    def _warn_all_nodes(self, name: str, stage: str) -> None:
-        if name not in self._warned:
-            self._warned.add(name)
-            rank_zero_warn(
-                f"'{name}' was logged with the number of all nodes of this rank as batch_size, so it is taken as a mean over all "
-                f"nodes. If it is a mean over '{stage}_mask', leave batch_size out."
-            )
-
-    def _terms(self, value: Tensor) -> list[Term]:
-        for loss, terms in self._seen:
-            if loss is value:
-                return terms
-        try:
-            return loss_terms(value, counts=set(map(float, self.counts.values())))
-        except (UnknownReductionError, RuntimeError):  # RuntimeError: the graph was freed by a backward pass
-            return []
+        use_size = batch_size is not None and counted != wire.world_size
+        count, total = (counted, counted_share) if use_size else (masked, masked_share)
+        return _like(value, total / count if count else math.nan), math.ceil(count)
 
     def _running_stage(self) -> str:
         trainer = self._module.trainer
         if trainer.training:
             return "train"
         return "test" if trainer.testing else "val"
+
+
+def _merge(pieces: list[Piece], value: Tensor, wire: Wire) -> Tensor:
+    """Put a scalar together from its terms on all ranks."""
+    local = [
+        (
+            0.0 if piece.num_rows == 0 else float(piece.value) * piece.num_rows,
+            piece.num_rows,
+            float(piece.value),
+            float(piece.kind == "sum"),
+            float(piece.kind == "constant"),
+        )
+        for piece in pieces
+    ]
+    total = 0.0
+    sums = wire.all_reduce(torch.tensor(local, dtype=torch.float64, device=value.device))
+    for share, count, plain, is_sum, is_constant in sums.tolist():
+        if is_sum:
+            total += plain
+        elif is_constant:
+            total += plain / is_constant
+        else:
+            total += share / count if count else math.nan
+    return _like(value, total)
+
+
+def _like(value: Tensor, number: float) -> Tensor:
+    dtype = value.dtype if value.is_floating_point() else torch.get_default_dtype()
+    return torch.tensor(number, dtype=dtype, device=value.device)
 
 
 def synchronise_metrics(module: torch.nn.Module) -> Callable[[], None]:
