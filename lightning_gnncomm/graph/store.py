@@ -96,6 +96,7 @@ def partition_and_store(
     found = _find(folder, settings)
     if found is not None and found["source"] == identity:
         return folder
+    _make_parent(folder)
     with _steps(progress, console) as step:
         if graph is None:
             step("loading the graph")
@@ -112,6 +113,21 @@ def partition_and_store(
     if progress:
         console.print(PartitionQuality.from_dict(read_manifest(folder)["quality"]).table())
     return folder
+
+
+def _make_parent(folder: Path) -> None:
+    """Make the folder that partitions go to, before any work is done for them.
+
+    Raises:
+        OSError: If nothing can be written there, saying what to set.
+    """
+    parent, hint = folder.parent, "Choose another place by 'root' (or 'out'), or for all by the variable GNNCOMM_CACHE."
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise type(error)(f"Partitions cannot be stored in {parent}: {error}. {hint}") from error
+    if not os.access(parent, os.W_OK):
+        raise PermissionError(f"Partitions cannot be stored in {parent}: it is not writable. {hint}")
 
 
 def describe_source(

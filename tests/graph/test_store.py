@@ -331,3 +331,9 @@ def test_facts_are_remembered_by_name(tmp_path, monkeypatch):
 def test_facts_of_a_partition_folder_come_from_its_manifest(stored, monkeypatch):
     monkeypatch.setattr(store_module, "load_graph", lambda *_, **__: pytest.fail("loaded the graph"))
     assert describe_source(stored).num_edges == 200
+
+
+def test_a_place_that_cannot_be_written_is_named_before_any_work(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match=r"Partitions cannot be stored in .*file/deep.*GNNCOMM_CACHE"):
+        partition_and_store("karate", 2, root=tmp_path / "file" / "deep", progress=False)
