@@ -130,7 +130,7 @@ def build_table(graph: str, epochs: int, hidden: int) -> Table:
         title=f"Peak memory of a rank above that before, {graph.rpartition('/')[2]}, MB",
         caption=f"The rank with the highest peak. Training: {epochs} epochs of a 2-layer GCN, {hidden} hidden.",
     )
-    for name in ("Parts", "Nodes", "Edges", "Halo", "Part", "Load", "Train", "Predicted", "Train / one part"):
+    for name in ("Parts", "Nodes", "Edges", "Halo", "Part", "Load", "Train", "Predicted", "Train / first row"):
         table.add_column(name, justify="right", no_wrap=True)
     return table
 
