@@ -303,3 +303,15 @@ def test_constant_adjacencies_become_one_sparse_product(monkeypatch: pytest.Monk
     used.clear()
     assert_matches_single_process(Learned().double(), data, 2, steps=4, forward=forward)
     assert used == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("graph", ["cora", "cornell", "tolokers"])
+def test_every_model_is_exact_on_real_graphs_after_twenty_steps(graph: str, name: str, shared_graph: Any) -> None:
+    data = load_npz(shared_graph(graph))
+    data.x = data.x.double()
+    model = build_model(name, data, hidden=16, classes=int(data.y.max()) + 1)
+    parts = {"cora": 4, "cornell": 3, "tolokers": 2}[graph]
+    assert_matches_single_process(model, data, parts, steps=STEPS, forward=forward)
