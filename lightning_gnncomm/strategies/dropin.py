@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import lightning.pytorch as pl
@@ -118,8 +118,18 @@ def _digest(graph: Data) -> str:
     return digest.hexdigest()
 
 
-def let_full_loader_pass(trainer: pl.Trainer) -> None:
-    """Lift ``LightningNodeData(loader="full")``'s refusal of several devices, since the graph is partitioned here."""
+def let_full_loader_pass(trainer: pl.Trainer) -> Callable[[], None]:
+    """Lift ``LightningNodeData(loader="full")``'s refusal of several devices, since the graph is partitioned here.
+
+    Returns:
+        What reverts it.
+    """
     datamodule = getattr(trainer, "datamodule", None)
     if isinstance(datamodule, LightningNodeData) and datamodule.loader == "full":
         datamodule.prepare_data = lambda: None
+
+    def revert() -> None:
+        if isinstance(datamodule, LightningNodeData):
+            vars(datamodule).pop("prepare_data", None)
+
+    return revert

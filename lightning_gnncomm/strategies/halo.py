@@ -161,7 +161,7 @@ class HaloStrategy(DDPStrategy):
         self._wire = DistributedWire(new_group(self._timeout))
         self._dropin = DropIn(self)
         assert self.lightning_module is not None
-        let_full_loader_pass(self.lightning_module.trainer)
+        self._reverts.append(let_full_loader_pass(self.lightning_module.trainer))
 
     @override
     def setup(self, trainer: pl.Trainer) -> None:
