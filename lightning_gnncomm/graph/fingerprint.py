@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-__all__ = ["check_storable", "fingerprint", "short_hash"]
+__all__ = ["add_tensor", "check_storable", "fingerprint", "short_hash"]
 
 
 def fingerprint(graph: Data) -> str:
@@ -31,14 +31,18 @@ def fingerprint(graph: Data) -> str:
     for key in sorted(graph.to_dict()):
         value = graph[key]
         if isinstance(value, Tensor):
-            value = value.long() if key == "edge_index" else value
-            digest.update(f"{key}\0{value.dtype}\0{list(value.shape)}\0".encode())
-            # Bytes, because NumPy has no bfloat16; reshaped, because a scalar has no bytes to view.
-            plain = value.detach().cpu().as_subclass(Tensor).contiguous().reshape(-1)
-            digest.update(plain.view(torch.uint8).numpy().data)
+            add_tensor(digest, key, value.long() if key == "edge_index" else value)
         else:
             digest.update(f"{key}\0{json.dumps(value, sort_keys=True)}\0".encode())
     return digest.hexdigest()[:32]
+
+
+def add_tensor(digest: Any, key: str, value: Tensor) -> None:
+    """Feed a named tensor to a hash of ``hashlib``: its name, type, shape and bytes."""
+    digest.update(f"{key}\0{value.dtype}\0{list(value.shape)}\0".encode())
+    # Bytes, because NumPy has no bfloat16; reshaped, because a scalar has no bytes to view.
+    plain = value.detach().cpu().as_subclass(Tensor).contiguous().reshape(-1)
+    digest.update(plain.view(torch.uint8).numpy().data)
 
 
 def check_storable(graph: Data) -> None:

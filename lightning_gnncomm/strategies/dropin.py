@@ -17,6 +17,7 @@ from torch_geometric.data.lightning import LightningNodeData
 
 from lightning_gnncomm.data.loader import PartLoader
 from lightning_gnncomm.graph.assign import assign
+from lightning_gnncomm.graph.fingerprint import add_tensor
 from lightning_gnncomm.graph.partition import build_part
 
 __all__ = ["DropIn", "find_part", "let_full_loader_pass"]
@@ -107,14 +108,13 @@ class DropIn:
 
 
 def _digest(graph: Data) -> str:
+    """Hash a graph for comparison between ranks; unlike a stored one it may have attributes of any kind."""
     digest = hashlib.blake2b(digest_size=16)
     for key, value in sorted(graph.to_dict().items()):
-        digest.update(key.encode())
         if isinstance(value, Tensor):
-            digest.update(f"{value.dtype}{tuple(value.shape)}".encode())
-            digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+            add_tensor(digest, key, value)
         else:
-            digest.update(repr(value).encode())
+            digest.update(f"{key}\0{value!r}\0".encode())
     return digest.hexdigest()
 
 
