@@ -133,6 +133,8 @@ def _own_code_objection(module: nn.Module) -> str | None:
     if f"{type(module).__module__}.".startswith(_LIBRARIES):
         return None
     found = far_reads(type(module).forward)
+    if found is None and isinstance(module, MessagePassing):
+        return "this layer has no source to read, and has not been tested over several ranks"
     return f"its forward may look beyond this rank's nodes: {', '.join(found)}" if found else None
 
 
@@ -171,8 +173,6 @@ def _own_layer_objection(layer: MessagePassing) -> str | None:
     whole = unsplittable_arguments(layer)
     if whole:
         return f"its 'message' or 'aggregate' reads {whole} whole, of which this rank holds a part"
-    if far_reads(type(layer).forward) is None:
-        return "this layer has no source to read, and has not been tested over several ranks"
     return _own_code_objection(layer)
 
 

@@ -18,7 +18,7 @@ from lightning_gnncomm.graph.plan import HaloPlan
 from lightning_gnncomm.halo.context import HaloContext, Scope, enter_scope, leave_scope
 from lightning_gnncomm.halo.sparse import aggregator
 
-__all__ = ["intercept_aggregation", "intercept_directed", "intercept_layer", "unsplittable_arguments"]
+__all__ = ["intercept_aggregation", "intercept_directed", "intercept_layer", "removal", "unsplittable_arguments"]
 
 
 def intercept_layer(layer: MessagePassing, path: str, context: HaloContext) -> Callable[[], None]:
@@ -142,10 +142,12 @@ def intercept_aggregation(layer: Aggregation, path: str, context: HaloContext) -
         largest = int(context.channel.wire.all_reduce(degree.max(), "max"))
         return args, kwargs | {"max_num_elements": largest}
 
-    return _removal([layer.register_forward_pre_hook(enter, with_kwargs=True)])
+    return removal([layer.register_forward_pre_hook(enter, with_kwargs=True)])
 
 
-def _removal(handles: list[RemovableHandle]) -> Callable[[], None]:
+def removal(handles: list[RemovableHandle]) -> Callable[[], None]:
+    """Return a function that takes hooks off."""
+
     def remove() -> None:
         for handle in handles:
             handle.remove()
@@ -162,7 +164,7 @@ def intercept_directed(layer: DirGNNConv, path: str, context: HaloContext) -> Ca
 
     handles = [layer.register_forward_pre_hook(remember, with_kwargs=True)]
     handles += _reversal_hooks(layer.conv_out, f"{path}.conv_out", context, given)
-    return _removal(handles)
+    return removal(handles)
 
 
 def _reversal_hooks(

@@ -13,6 +13,7 @@ from torch_geometric.nn import norm as pyg_norm
 from torch_geometric.utils import degree, scatter
 
 from lightning_gnncomm.halo.context import HaloContext, Scope, enter_scope, leave_scope
+from lightning_gnncomm.halo.interceptors import removal
 from lightning_gnncomm.halo.namespaces import Redirection
 
 __all__ = ["NODE_NORMS", "STATISTICS", "intercept_norm"]
@@ -158,16 +159,12 @@ def _redirect_reductions(layer: torch.nn.Module, path: str, context: HaloContext
         if context.is_distributed:
             leave_scope()
 
-    handles = [
-        layer.register_forward_pre_hook(enter, with_kwargs=True),
-        layer.register_forward_hook(leave, always_call=True),
-    ]
-
-    def revert() -> None:
-        for handle in handles:
-            handle.remove()
-
-    return revert
+    return removal(
+        [
+            layer.register_forward_pre_hook(enter, with_kwargs=True),
+            layer.register_forward_hook(leave, always_call=True),
+        ]
+    )
 
 
 def _global_scatter(
