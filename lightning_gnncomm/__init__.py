@@ -2,6 +2,7 @@
 
 from lightning_gnncomm.callbacks import CommunicationMonitor
 from lightning_gnncomm.codecs import CODECS, Codec, IdentityCodec, OneBitCodec
+from lightning_gnncomm.comm.schedule import Asynchronous, Synchronous
 from lightning_gnncomm.data import GraphDataModule
 from lightning_gnncomm.halo.attach import UnsupportedModuleError
 from lightning_gnncomm.models import NodeClassifier
@@ -9,6 +10,7 @@ from lightning_gnncomm.strategies import HaloStrategy
 
 __all__ = [
     "CODECS",
+    "Asynchronous",
     "Codec",
     "CommunicationMonitor",
     "GraphDataModule",
@@ -16,6 +18,7 @@ __all__ = [
     "IdentityCodec",
     "NodeClassifier",
     "OneBitCodec",
+    "Synchronous",
     "UnsupportedModuleError",
 ]
 

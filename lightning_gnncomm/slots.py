@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Any
 
 __all__ = ["Role", "Slot"]
 
@@ -59,6 +61,16 @@ class Slot:
         """A 63-bit number that is the same in every process and every run, for counter-based randomness."""
         text = f"{self.layer}\0{self.argument}\0{self.call}\0{self.chunk}\0{self.role.value}"
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
+
+    def as_plain(self) -> tuple[str, str, int, int, str]:
+        """Return the name as plain data, for checkpoints."""
+        return self.layer, self.argument, self.call, self.chunk, self.role.value
+
+    @classmethod
+    def from_plain(cls, plain: Sequence[Any]) -> Slot:
+        """Return the slot that :meth:`as_plain` described."""
+        layer, argument, call, chunk, role = plain
+        return cls(layer, argument, call, chunk, Role(role))
 
     def __str__(self) -> str:
         call = f"#{self.call}" if self.call else ""

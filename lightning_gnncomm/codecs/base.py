@@ -8,6 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lightning_gnncomm.slots import Slot
+
 __all__ = ["CODECS", "Codec", "RoundingKey", "resolve_codec"]
 
 
@@ -28,6 +30,13 @@ class Codec(ABC):
 
     A fixed-width codec gives every row the same number of bytes, known to both ends, so no size has to travel.
     """
+
+    is_delta = False
+    """Whether rows are coded as differences to the rows the receivers hold; the channel keeps these."""
+
+    def for_slot(self, slot: Slot) -> Codec:
+        """Return the codec of a slot's rows: this one, unless it chooses by slot."""
+        return self
 
     @abstractmethod
     def row_nbytes(self, num_features: int, dtype: torch.dtype) -> int | None:

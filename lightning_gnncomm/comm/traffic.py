@@ -21,7 +21,8 @@ class TrafficRecord:
         sent_bytes: Bytes handed to torch.distributed for other ranks.
         received_bytes: Bytes received from other ranks.
         dense_bytes: Bytes the sent rows would have had without a codec.
-        wait_seconds: Time spent waiting for messages of this slot.
+        wait_seconds: Time this rank stood still for messages of this slot: the exposed part of their transfers.
+        hidden_seconds: Time their transfers took while this rank computed.
     """
 
     exchanges: int = 0
@@ -30,6 +31,7 @@ class TrafficRecord:
     received_bytes: int = 0
     dense_bytes: int = 0
     wait_seconds: float = 0.0
+    hidden_seconds: float = 0.0
 
     def __iadd__(self, other: TrafficRecord) -> Self:
         for name in vars(other):

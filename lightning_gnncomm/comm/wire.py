@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -17,6 +18,13 @@ class Pending(Protocol):
 
     def wait(self) -> Tensor:
         """Block until the bytes are there and return them, shape ``[sum(recv_sizes)]``, uint8."""
+
+    def done(self) -> bool:
+        """Whether :meth:`wait` would return at once."""
+
+    @property
+    def seconds(self) -> float:
+        """How long the transfer took; until now, if it is not done."""
 
 
 class Wire(Protocol):
@@ -42,10 +50,23 @@ class _DistributedPending:
     def __init__(self, work: dist.Work, received: Tensor, sent: Tensor) -> None:
         self._work, self._received = work, received
         self._sent = sent  # must outlive the transfer
+        self._start, self._end = time.perf_counter(), 0.0
+        # The wire's own thread sees the end; this rank is busy with something else by then.
+        work.get_future().add_done_callback(self._finish)
+
+    def _finish(self, _: object) -> None:
+        self._end = time.perf_counter()
 
     def wait(self) -> Tensor:
         self._work.wait()
         return self._received
+
+    def done(self) -> bool:
+        return bool(self._work.is_completed())
+
+    @property
+    def seconds(self) -> float:
+        return (self._end or time.perf_counter()) - self._start
 
 
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Literal
 
 import lightning.pytorch as pl
@@ -26,9 +28,9 @@ from typing_extensions import override
 
 from lightning_gnncomm.codecs.base import Codec, resolve_codec
 from lightning_gnncomm.comm.channel import Channel
-from lightning_gnncomm.comm.gradient import CountingState, counting_allreduce_hook
+from lightning_gnncomm.comm.gradient import CountingState, ordered_mean_hook
 from lightning_gnncomm.comm.groups import destroy_group, new_group
-from lightning_gnncomm.comm.schedule import Schedule, resolve_schedule
+from lightning_gnncomm.comm.schedule import Decision, Schedule, resolve_schedule
 from lightning_gnncomm.comm.traffic import Traffic, TrafficRecord
 from lightning_gnncomm.comm.wire import DistributedWire
 from lightning_gnncomm.halo.attach import Attachment, attach
@@ -43,6 +45,8 @@ from lightning_gnncomm.strategies.meaning import (
     synchronise_metrics,
 )
 from lightning_gnncomm.strategies.provenance import ReductionRecorder
+from lightning_gnncomm.strategies.resume import Memory
+from lightning_gnncomm.strategies.window import Window
 
 __all__ = ["HaloStrategy"]
 
@@ -131,7 +135,16 @@ class HaloStrategy(DDPStrategy):
         self.seed = seed
         self.traffic = Traffic()
         self.gradient_traffic = TrafficRecord()
+        self.channel: Channel | None = None
+        """What carries halo rows between set-up and tear-down, ``None`` on one rank."""
+        self.decisions: list[tuple[int, Decision]] = []
+        """Step and content of what the schedule changed during training, the same on all ranks."""
         self._wire: DistributedWire | None = None
+        self._background: DistributedWire | None = None
+        self._window: Window | None = None
+        self._memory: Memory | None = None
+        self._num_steps: int | None = None
+        self._loaded: Mapping[str, Any] | None = None
         self._attachment: Attachment | None = None
         self._dropin: DropIn | None = None
         self._log: GraphLog | None = None
@@ -158,7 +171,8 @@ class HaloStrategy(DDPStrategy):
         self._layer_sync = None  # batch norms are synchronised here, on any device
         if self.world_size == 1:
             return
-        self._wire = DistributedWire(new_group(self._timeout))
+        # Rows that nobody waits for must not hold up statistics of norms and the like, so each kind has a group.
+        self._wire, self._background = (DistributedWire(new_group(self._timeout)) for _ in range(2))
         self._dropin = DropIn(self)
         assert self.lightning_module is not None
         self._reverts.append(let_full_loader_pass(self.lightning_module.trainer))
@@ -167,13 +181,17 @@ class HaloStrategy(DDPStrategy):
     def setup(self, trainer: pl.Trainer) -> None:
         if self._wire is not None:
             assert self.lightning_module is not None
-            channel = Channel(self._wire, self.codec, self.schedule, self.seed, self.traffic)
-            self._attachment = attach(self.lightning_module, HaloContext(channel), self.allow)
+            self.channel = Channel(
+                self._wire, self.codec, self.schedule, self.seed, self.traffic, background=self._background
+            )
+            self._window = Window(self.channel, self.root_device)
+            self._memory = Memory(self.channel, self._window, self.root_device)
+            self._attachment = attach(self.lightning_module, HaloContext(self.channel), self.allow)
             self._reverts.append(synchronise_metrics(self.lightning_module))
             self._reverts.append(_answer_sigterm_alone(trainer))
         if self._wire is not None and trainer.state.fn == TrainerFn.FITTING:
             rank_zero_info(
-                f"Halo exchange over {self.world_size} ranks, codec {type(self.codec).__name__}. Values given to self.log become "
+                f"Halo exchange over {self.world_size} ranks, {self.codec!r}, {self.schedule!r}. Values given to self.log become "
                 f"means over the nodes of all ranks; log what is no mean (F1, AUROC) as a torchmetrics object."
             )
         super().setup(trainer)
@@ -184,27 +202,66 @@ class HaloStrategy(DDPStrategy):
         if self.world_size == 1:
             return
         assert isinstance(self.model, DistributedDataParallel)
-        self.model.register_comm_hook(CountingState(self.gradient_traffic), counting_allreduce_hook)
+        self.model.register_comm_hook(CountingState(self.gradient_traffic), ordered_mean_hook)
 
     @override
     def on_train_start(self) -> None:
         # Ranks seeded alike would drop the same positions of different nodes.
         if self.global_rank > 0:
             torch.manual_seed((torch.initial_seed() + 0x9E3779B97F4A7C15 * self.global_rank) % (1 << 63))
+        if self._memory is not None and self._loaded is not None:
+            self._num_steps = self._memory.load(self._loaded)
+        self._loaded = None
+
+    @override
+    def on_train_end(self) -> None:
+        self._drain()
+
+    @override
+    def on_validation_start(self) -> None:
+        self._drain()
+
+    def _drain(self) -> None:
+        """Leave nothing in flight while no training step runs."""
+        if self.channel is not None and self._window is not None:
+            self.channel.drain()
+            self._window.pause()
+
+    # Checkpoints
+
+    @override
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any | None = None
+    ) -> None:
+        # While an exception is handled the other ranks may be gone; without optimizers nothing is to be continued.
+        alone = sys.exc_info()[0] is not None
+        if self._memory is not None and self._num_steps is not None and "optimizer_states" in checkpoint and not alone:
+            self._memory.save(checkpoint, self._num_steps)
+        super().save_checkpoint(checkpoint, filepath, storage_options)
+
+    @override
+    def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
+        checkpoint = super().load_checkpoint(checkpoint_path, weights_only)
+        assert self.lightning_module is not None
+        if self.lightning_module.trainer.state.fn == TrainerFn.FITTING:
+            self._loaded = checkpoint  # Lightning loads before set-up
+        return checkpoint
 
     @override
     def teardown(self) -> None:
         self._detach()
         super().teardown()
         # The model (and DDP's reducer with it) goes before the groups that its hooks used.
-        if self._wire is not None:
-            destroy_group(self._wire.group)
-            self._wire = None
+        for wire in (self._wire, self._background):
+            if wire is not None:
+                destroy_group(wire.group)
+        self._wire = self._background = None
 
     def _detach(self) -> None:
         if self._attachment is not None:
             self._attachment.detach()
             self._attachment = None
+        self.channel = self._window = self._memory = None
         for revert in self._reverts:
             revert()
         self._reverts.clear()
@@ -246,7 +303,7 @@ class HaloStrategy(DDPStrategy):
     # Steps
 
     @contextmanager
-    def _step(self, args: tuple[Any, ...], kwargs: dict[str, Any], exact: bool) -> Iterator[Data | None]:
+    def _step(self, args: tuple[Any, ...], kwargs: dict[str, Any], exact: bool = True) -> Iterator[Data | None]:
         if self._attachment is None:
             yield None
             return
@@ -260,7 +317,7 @@ class HaloStrategy(DDPStrategy):
         if self._log is not None:
             self._log.counts = counts
         assert self.lightning_module is not None
-        number = self.lightning_module.trainer.fit_loop.total_batch_idx
+        number = 0 if exact else self._begin_training_step(part)
         recorder = ReductionRecorder(set(map(float, counts.values())))
         with self._attachment.context.step(part.halo, part.to_dict(), number, exact), recorder:
             yield part
@@ -271,21 +328,38 @@ class HaloStrategy(DDPStrategy):
         with self._step(args, kwargs, exact=False):
             output = super().training_step(*args, **kwargs)
         self._check_manual_backward()
+        loss = output.get("loss") if isinstance(output, Mapping) else output
+        if self._window is not None and self._log is not None and isinstance(loss, Tensor):
+            self._window.add_loss(loss, self._log.counts["loss"])
         return output
+
+    def _begin_training_step(self, part: Data) -> int:
+        """Return the number of a training step and tell those who count with it; every call is a step, repeated batches too."""
+        assert self._window is not None and self._memory is not None and self.lightning_module is not None
+        self._memory.enter(part.halo)
+        if self._num_steps is None:
+            self._num_steps = self.lightning_module.trainer.fit_loop.total_batch_idx
+        number = self._num_steps
+        self._num_steps += 1
+        for decision in self._window.begin(number):
+            self.decisions.append((number, decision))
+            if decision.what == "synchronous":
+                rank_zero_info(f"Step {number}: {decision}.")
+        return number
 
     @override
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
-        with self._step(args, kwargs, exact=True):
+        with self._step(args, kwargs):
             return super().validation_step(*args, **kwargs)
 
     @override
     def test_step(self, *args: Any, **kwargs: Any) -> Any:
-        with self._step(args, kwargs, exact=True):
+        with self._step(args, kwargs):
             return super().test_step(*args, **kwargs)
 
     @override
     def predict_step(self, *args: Any, **kwargs: Any) -> Any:
-        with self._step(args, kwargs, exact=True) as part:
+        with self._step(args, kwargs) as part:
             output = super().predict_step(*args, **kwargs)
         if part is None or self._wire is None:
             return output

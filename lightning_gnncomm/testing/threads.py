@@ -26,9 +26,13 @@ class _Meeting:
 
 class _Arrived(NamedTuple):
     received: Tensor
+    seconds: float = 0.0
 
     def wait(self) -> Tensor:
         return self.received
+
+    def done(self) -> bool:
+        return True
 
 
 class ThreadWire:

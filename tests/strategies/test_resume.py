@@ -1,0 +1,142 @@
+"""A run that is stopped at any step and resumed ends with the same bits as one that never stopped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+import torch.nn.functional as F
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.nn import GCN
+
+from lightning_gnncomm import GraphDataModule, HaloStrategy
+from lightning_gnncomm.comm.schedule import Asynchronous
+from lightning_gnncomm.testing import RankPool
+from tests.strategies.project import graph, make_trainer, state_of
+
+pytestmark = [pytest.mark.processes]
+
+STEPS = 9
+
+
+class Dropping(pl.LightningModule):
+    """Everything that has a memory: dropout, batch norm, an optimizer with moments, a learning rate schedule."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = GCN(6, 16, num_layers=3, out_channels=3, norm="batch_norm", dropout=0.5)
+
+    def training_step(self, batch: Data, batch_idx: int) -> Tensor:
+        out = self.net(batch.x, batch.edge_index, batch.edge_weight)
+        loss = F.cross_entropy(out[batch.train_mask], batch.y[batch.train_mask])
+        self.log("train_loss", loss)
+        return loss
+
+    def validation_step(self, batch: Data, batch_idx: int) -> None:
+        out = self.net(batch.x, batch.edge_index, batch.edge_weight)
+        self.log("val_loss", F.cross_entropy(out[batch.val_mask], batch.y[batch.val_mask]))
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.Adam(self.parameters(), lr=0.02)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 3)]
+
+
+class StopAt(pl.Callback):
+    """Ends a run after some steps, as a kill would, once the checkpoint of that step is written."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        if trainer.global_step == self.step:
+            trainer.should_stop = True
+
+
+def schedule(kind: str) -> Any:
+    return {
+        "sync": "sync",
+        "async": Asynchronous(),
+        "refreshed": Asynchronous(refresh_every=4),
+        "guarded": Asynchronous(refresh_every=3, drift_bound=0.01, window=2, patience=2),
+    }[kind]
+
+
+def fit(
+    kind: str, codec: Any, root: str, steps: int, folder: str, ckpt_path: str | None = None, **options: Any
+) -> dict[str, Any]:
+    module, strategy = Dropping(), HaloStrategy(codec=codec, schedule=schedule(kind), timeout=None)
+    pl.seed_everything(3, verbose=False)
+    checkpoint = ModelCheckpoint(folder, filename="{step}", every_n_train_steps=1, save_top_k=-1)
+    trainer = make_trainer(
+        strategy,
+        torch.distributed.get_world_size(),
+        max_epochs=steps,
+        enable_checkpointing=True,
+        callbacks=[checkpoint],
+        **options,
+    )
+    trainer.fit(module, datamodule=GraphDataModule(graph(), root=root), ckpt_path=ckpt_path)
+    decisions = [(step, str(decision)) for step, decision in strategy.decisions]
+    return {
+        "state": state_of(module),
+        "metrics": {k: float(v) for k, v in trainer.callback_metrics.items()},
+        "decisions": decisions,
+    }
+
+
+def uninterrupted_and_resumed(kind: str, codec: Any, root: str, stops: list[int]) -> list[Any]:
+    whole = fit(kind, codec, f"{root}/parts", STEPS, f"{root}/whole")
+    results = [whole]
+    for stop in stops:
+        fit(kind, codec, f"{root}/parts", stop, f"{root}/cut{stop}")
+        # Random numbers are not where they were.
+        torch.manual_seed(99)
+        results.append(
+            fit(kind, codec, f"{root}/parts", STEPS, f"{root}/cut{stop}", f"{root}/cut{stop}/step={stop}.ckpt")
+        )
+    return results
+
+
+CASES = [
+    ("sync", "one_bit"),
+    ("async", "one_bit"),
+    ("async", "identity"),
+    ("refreshed", "one_bit"),
+    ("guarded", "one_bit"),
+]
+
+
+@pytest.mark.parametrize(("kind", "codec"), CASES)
+def test_resumed_runs_end_with_the_same_bits(three_ranks: RankPool, kind: str, codec: Any, tmp_path: Path) -> None:
+    for whole, *resumed in three_ranks.run(uninterrupted_and_resumed, kind, codec, str(tmp_path), [1, 4, 6]):
+        for other in resumed:
+            for name, value in whole["state"].items():
+                assert torch.equal(other["state"][name], value), name
+            assert other["metrics"] == whole["metrics"]
+            assert set(other["decisions"]) <= set(whole["decisions"])
+    if kind == "guarded":
+        assert whole["decisions"], "the guard of this case never acts, so it shows nothing"
+
+
+def without_memory(root: str) -> list[Any]:
+    whole, _ = uninterrupted_and_resumed("async", "one_bit", root, [4])
+    path = f"{root}/cut4/step=4.ckpt"
+    torch.distributed.barrier()
+    if torch.distributed.get_rank() == 0:
+        checkpoint = torch.load(path, weights_only=True)
+        del checkpoint["lightning_gnncomm"]
+        torch.save(checkpoint, path)
+    torch.distributed.barrier()
+    return [whole, fit("async", "one_bit", f"{root}/parts", STEPS, f"{root}/cut4", path)]
+
+
+@pytest.mark.filterwarnings("ignore:The checkpoint was written")
+def test_without_what_the_wire_remembers_bits_differ(three_ranks: RankPool, tmp_path: Path) -> None:
+    for whole, other in three_ranks.run(without_memory, str(tmp_path)):
+        assert any(not torch.equal(other["state"][name], value) for name, value in whole["state"].items())
