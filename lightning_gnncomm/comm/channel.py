@@ -113,7 +113,12 @@ class Channel:
             return self._identity
         action = self.schedule.action(slot, step, None)
         assert action is Action.FRESH, action
-        return self.codec
+        codec = self.codec.for_slot(slot)
+        if codec.is_delta:
+            raise NotImplementedError(
+                f"{type(codec).__name__} codes differences to rows that Channel does not keep yet."
+            )
+        return codec
 
     @staticmethod
     def _width(codec: Codec, rows: Tensor) -> int:
