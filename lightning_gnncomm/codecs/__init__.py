@@ -1,7 +1,24 @@
 """Codecs: how the rows of a message become bytes. Importing this package enters them all in :data:`CODECS`."""
 
-from lightning_gnncomm.codecs.base import CODECS, Codec, RoundingKey, resolve_codec
+from lightning_gnncomm.codecs.adaptive import AdaptiveWidthCodec
+from lightning_gnncomm.codecs.base import CODECS, ChoosingCodec, Codec, RoundingKey, SlotStatistics, resolve_codec
+from lightning_gnncomm.codecs.delta_sign import DeltaSignCodec
 from lightning_gnncomm.codecs.identity import IdentityCodec
+from lightning_gnncomm.codecs.k_bit import KBitCodec
 from lightning_gnncomm.codecs.one_bit import OneBitCodec
+from lightning_gnncomm.codecs.per_role import PerRoleCodec
 
-__all__ = ["CODECS", "Codec", "IdentityCodec", "OneBitCodec", "RoundingKey", "resolve_codec"]
+__all__ = [
+    "CODECS",
+    "AdaptiveWidthCodec",
+    "ChoosingCodec",
+    "Codec",
+    "DeltaSignCodec",
+    "IdentityCodec",
+    "KBitCodec",
+    "OneBitCodec",
+    "PerRoleCodec",
+    "RoundingKey",
+    "SlotStatistics",
+    "resolve_codec",
+]

@@ -27,7 +27,7 @@ class OneBitCodec(Codec):
 
     def row_nbytes(self, num_features: int, dtype: torch.dtype) -> int:
         """Return ``4 + ceil(F / 8)``, whatever the type."""
-        return kernels.one_bit_row_nbytes(num_features)
+        return kernels.k_bit_row_nbytes(num_features, 1)
 
     def encode(self, rows: Tensor, key: RoundingKey) -> Tensor:
         """Encode floating-point rows, see :func:`lightning_gnncomm.kernels.one_bit_encode`."""

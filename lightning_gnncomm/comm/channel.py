@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_gnncomm.codecs.base import Codec, RoundingKey
+from lightning_gnncomm.codecs.base import ChoosingCodec, Codec, RoundingKey, SlotStatistics
 from lightning_gnncomm.codecs.identity import IdentityCodec
 from lightning_gnncomm.comm.lane import Block, Flight, Lane
 from lightning_gnncomm.comm.probe import StalenessRecord
@@ -103,6 +103,7 @@ class Channel:
         self.seed = seed
         self.traffic = Traffic() if traffic is None else traffic
         self.staleness: dict[Slot, StalenessRecord] = {}
+        self._statistics: dict[Slot, Tensor] = {}
         self._identity = IdentityCodec()
         self._lanes: dict[tuple[Slot, ...], Lane] = {}
 
@@ -167,6 +168,7 @@ class Channel:
             self.traffic.add(slot, TrafficRecord(1, rows.size(0), sent.numel(), num_received * kind.width, dense))
         if not is_exact:
             self._probe(lane, blocks, kinds, payloads, fresh=action is Action.FRESH)
+            self._count_statistics(blocks)
         return Delivery(self, lane, slots, step, action, is_exact)
 
     @property
@@ -204,6 +206,30 @@ class Channel:
             delivered = kind.decode(payload[index]) if held is None else held[index]
             lane.probe.add(number, rows.detach()[index], delivered, fresh)
 
+    @property
+    def observes_every(self) -> int | None:
+        """After how many steps the codec chooses anew, ``None`` for never."""
+        return self.codec.every if isinstance(self.codec, ChoosingCodec) else None
+
+    def _count_statistics(self, blocks: Sequence[tuple[Slot, Tensor]]) -> None:
+        if self.observes_every is None:
+            return
+        for slot, rows in blocks:
+            if rows.is_floating_point():
+                numbers = ChoosingCodec.statistics_of(rows)
+                self._statistics[slot] = self._statistics.get(slot, torch.zeros_like(numbers)) + numbers
+
+    def observe(self, device: Any = "cpu") -> None:
+        """Let a codec that chooses see what all ranks sent since the last call; every rank must call."""
+        assert isinstance(self.codec, ChoosingCodec)
+        slots = sorted(self._statistics, key=Slot.as_plain)
+        local = (
+            torch.stack([self._statistics[slot] for slot in slots]) if slots else torch.zeros(0, 2, dtype=torch.float64)
+        )
+        total = self.wire.all_reduce(local.to(device)).tolist()
+        self.codec.observe({slot: SlotStatistics(*numbers) for slot, numbers in zip(slots, total, strict=True)})
+        self._statistics.clear()
+
     def note(self, slots: Sequence[Slot], age: int, action: Action) -> None:
         """Count a use of rows of some age, which the schedule must allow."""
         bound = self.schedule.max_staleness
@@ -229,7 +255,12 @@ class Channel:
     def state_dict(self) -> dict[str, Any]:
         """Return what the wire remembers on this rank, as plain data; nothing is in flight after it."""
         lanes = [([slot.as_plain() for slot in slots], lane.state()) for slots, lane in self._lanes.items()]
-        return {"lanes": lanes, "schedule": self.schedule.state_dict()}
+        return {
+            "lanes": lanes,
+            "schedule": self.schedule.state_dict(),
+            "codec": self.codec.state_dict() if isinstance(self.codec, ChoosingCodec) else {},
+            "statistics": [(slot.as_plain(), numbers) for slot, numbers in self._statistics.items()],
+        }
 
     def load_state_dict(self, state: Mapping[str, Any], device: Any = "cpu") -> None:
         """Continue from a :meth:`state_dict` of this rank."""
@@ -238,6 +269,9 @@ class Channel:
             for slots, lane in state["lanes"]
         }
         self.schedule.load_state_dict(state["schedule"])
+        if isinstance(self.codec, ChoosingCodec):
+            self.codec.load_state_dict(state["codec"])
+        self._statistics = {Slot.from_plain(plain): numbers.to(device) for plain, numbers in state["statistics"]}
 
     def all_reduce(self, x: Tensor, slot: Slot) -> Tensor:
         """Return the sum of ``x`` over all ranks and count the bytes handed over.

@@ -63,8 +63,9 @@ class HaloStrategy(DDPStrategy):
     Registered as ``Trainer(strategy="halo")`` (exact) and ``"sylvie_sync"`` (one bit both ways, Sylvie's Sylvie-S).
 
     Args:
-        codec: Codec of halo rows and their gradients in training: ``"identity"``, ``"one_bit"`` or an instance. Validation, test
-            and predict are always exact.
+        codec: Codec of halo rows and their gradients in training: a name in :data:`~lightning_gnncomm.codecs.CODECS` such as
+            ``"identity"`` or ``"one_bit"``, an instance, or ``{"feature": ..., "gradient": ...}`` with one for each direction.
+            Validation, test and predict are always exact.
         schedule: When rows are due: ``"sync"`` or an instance.
         loss_reduction: ``"auto"`` reads off the autograd graph over how many rows each term of the loss is a mean or sum.
             ``"mean"`` takes the loss as a mean over the nodes of ``loss_mask``, ``"sum"`` as a sum over nodes.
@@ -94,7 +95,7 @@ class HaloStrategy(DDPStrategy):
 
     def __init__(
         self,
-        codec: str | Codec = "identity",
+        codec: str | Codec | Mapping[str, str | Codec] = "identity",
         schedule: str | Schedule = "sync",
         loss_reduction: LossReduction = "auto",
         loss_mask: str = "train_mask",

@@ -1,4 +1,4 @@
-"""Once a window, schedules and codecs see what all ranks saw, and decide alike."""
+"""Once a window, schedules and codecs are shown what all ranks saw, and decide alike."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ class Window:
     def __init__(self, channel: Channel, device: torch.device) -> None:
         self.channel, self._device = channel, device
         self._before: dict[Slot, StalenessRecord] = {}
+        self._codec_steps = 0
         self._running: tuple[int, float] | None = None
         self._clear()
 
@@ -57,7 +58,12 @@ class Window:
         if length is not None and self._steps >= length:
             decisions = self.channel.schedule.observe(step, self._observe())
             self._clear()
+        every = self.channel.observes_every
+        if every is not None and self._codec_steps >= every:
+            self.channel.observe(self._device)
+            self._codec_steps = 0
         self._steps += 1
+        self._codec_steps += 1
         self._running = step, time.perf_counter()
         return decisions
 
@@ -72,11 +78,12 @@ class Window:
 
     def state_dict(self) -> dict[str, Any]:
         """Return how far this window has come, as plain data; durations are not carried over."""
-        return {"steps": self._steps, "loss": self._loss}
+        return {"steps": self._steps, "codec_steps": self._codec_steps, "loss": self._loss}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a :meth:`state_dict`."""
-        self._steps, self._loss = state["steps"], state["loss"].clone()
+        self._steps, self._codec_steps = state["steps"], state["codec_steps"]
+        self._loss = state["loss"].clone()
 
     def _observe(self) -> Observation:
         """Sum over ranks: one small all-reduce a window."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +13,7 @@ from torch_geometric.data import Data
 
 from lightning_gnncomm.codecs.base import Codec, resolve_codec
 from lightning_gnncomm.comm.channel import Channel
-from lightning_gnncomm.comm.schedule import Synchronous
+from lightning_gnncomm.comm.schedule import Schedule, resolve_schedule
 from lightning_gnncomm.comm.wire import Wire
 from lightning_gnncomm.graph.assign import assign
 from lightning_gnncomm.graph.partition import build_part
@@ -83,10 +83,11 @@ def train_distributed(
     steps: int = 3,
     forward: Forward = _default_forward,
     lr: float = 0.1,
-    codec: str | Codec = "identity",
+    codec: str | Codec | Mapping[str, str | Codec] = "identity",
     seed: int = 0,
     allow: Collection[str] = (),
     exchange: bool = True,
+    schedule: str | Schedule = "sync",
 ) -> list[Training]:
     """Train as :func:`train_single` does, on threads as ranks; return each rank's view of the result.
 
@@ -102,12 +103,15 @@ def train_distributed(
         seed: Seed of the rounding randomness.
         allow: As for the strategy.
         exchange: ``False`` replaces halo rows by zeros, for twin tests that must fail.
+        schedule: When halo rows are due.
     """
     num_train = int(data.train_mask.sum())
 
     def rank_main(wire: Wire) -> Training:
         replica, part = copy.deepcopy(model), build_part(data, assignment, wire.rank, num_parts)
-        context = HaloContext(Channel(wire, resolve_codec(codec), Synchronous(), seed))
+        # Codecs and schedules may decide as they go, each rank for itself.
+        messages = copy.deepcopy((resolve_codec(codec), resolve_schedule(schedule)))
+        context = HaloContext(Channel(wire, *messages, seed))
         if not exchange:
             context.source = _ZeroSource(context.channel)
         attachment = attach(replica, context, allow)

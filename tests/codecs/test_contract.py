@@ -1,18 +1,23 @@
 """What every codec promises, checked for all that are registered."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
 
 from lightning_gnncomm.codecs import CODECS, Codec, RoundingKey, resolve_codec
+from lightning_gnncomm.slots import Role, Slot
 
+SLOT = Slot("conv", "x")
 SHAPES = [(0, 0), (0, 5), (3, 0), (1, 1), (4, 8), (5, 13), (200, 64)]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 
 
 @pytest.fixture(params=sorted(CODECS))
 def codec(request: pytest.FixtureRequest) -> Codec:
-    return resolve_codec(request.param)
+    return resolve_codec(request.param).for_slot(SLOT)
 
 
 def make_rows(shape: tuple[int, int], dtype: torch.dtype = torch.float32) -> Tensor:
@@ -106,14 +111,71 @@ def test_rows_that_are_not_finite_stay_loud(codec: Codec):
     assert decoded[[0, 2]].isfinite().all()
 
 
+@pytest.mark.parametrize("value", [0.0, 1.0, -2.5, 2.0**-27, 2.0**100])
+@pytest.mark.parametrize("num_features", [1, 8, 11])
+def test_constant_rows_that_bf16_holds_come_back_exactly(codec: Codec, value: float, num_features: int):
+    rows = torch.full((3, num_features), value)
+    decoded = codec.decode(codec.encode(rows, make_key(3)), num_features, torch.float32)
+    assert torch.equal(decoded, rows)
+
+
+@pytest.mark.parametrize("scale", [1e-8, 1e30])
+def test_the_scale_of_rows_does_not_enter(codec: Codec, scale: float):
+    """The relative error of tiny and huge rows is that of others, up to what rounding to bf16 makes of the scale."""
+    rows = make_rows((50, 20), torch.float64)
+    decoded, other = (codec.decode(codec.encode(x, make_key(50)), 20, torch.float64) for x in (rows, rows * scale))
+    error, expected = (other / scale - rows).norm(), (decoded - rows).norm()
+    assert float(error) == pytest.approx(float(expected), rel=0.1)
+
+
 def test_codecs_are_found_by_name():
-    assert {"identity", "one_bit"} <= set(CODECS)
-    for name, kind in CODECS.items():
-        assert type(resolve_codec(name)) is kind
+    names = {"identity", "one_bit", "2bit", "4bit", "8bit", "delta_sign", "adaptive"}
+    assert names <= set(CODECS)
+    for name, make in CODECS.items():
+        assert repr(resolve_codec(name)) == repr(make())
+    assert len({repr(make()) for make in CODECS.values()}) == len(CODECS)
     instance = CODECS["identity"]()
     assert resolve_codec(instance) is instance
 
 
+@pytest.mark.parametrize("name", sorted(CODECS))
+def test_the_codec_of_a_slot_is_one_that_encodes(name: str):
+    for role in (Role.FEATURE, Role.GRADIENT):
+        slot = SLOT.as_role(role)
+        codec = resolve_codec(name).for_slot(slot)
+        assert codec.for_slot(slot) is codec
+
+
+def test_differences_are_coded_by_codecs_that_say_so():
+    assert {name for name, make in CODECS.items() if make().is_delta} == {"delta_sign"}
+
+
 def test_an_unknown_name_lists_those_that_exist():
-    with pytest.raises(ValueError, match=r"\['identity', 'one_bit'.*got 'two_bit'"):
+    with pytest.raises(ValueError, match=r"\['2bit', '4bit', .*'identity', 'one_bit'.*got 'two_bit'"):
         resolve_codec("two_bit")
+
+
+def test_the_table_in_the_documents_is_true():
+    text = (Path(__file__).parents[2] / "docs" / "usage.md").read_text(encoding="utf-8")
+    rows = re.findall(r'^\| `"(\w+)"` \|.*?\|.*?\| (\d+ .*) \| (\w+) \|$', text, flags=re.MULTILINE)
+    assert sorted(name for name, _, _ in rows) == sorted(CODECS)
+    for name, cells, _ in rows:
+        codec = resolve_codec(name).for_slot(SLOT)
+        nbytes = [codec.row_nbytes(width, torch.float32) for width in (64, 256, 512)]
+        ratios = [4 * width / size for width, size in zip((64, 256, 512), nbytes, strict=True)]
+        assert cells.split(" | ") == [f"{size} ({ratio:.1f})" for size, ratio in zip(nbytes, ratios, strict=True)]
+
+
+@pytest.mark.parametrize("name", sorted(CODECS))
+def test_codecs_are_exact_unbiased_or_contractive_as_the_table_says(name: str):
+    text = (Path(__file__).parents[2] / "docs" / "usage.md").read_text(encoding="utf-8")
+    (kind,) = re.findall(rf'^\| `"{name}"` \|.*\| (\w+) \|$', text, flags=re.MULTILINE)
+    codec, times = resolve_codec(name).for_slot(SLOT), 20_000
+    rows = make_rows((1, 10), torch.float64).expand(times, -1)
+    decoded = codec.decode(codec.encode(rows, make_key(times)), 10, torch.float64)
+    error, sigma = decoded.mean(dim=0) - rows[0], decoded.std(dim=0) / times**0.5
+    is_unbiased = bool((error.abs() <= 4 * sigma + 1e-6).all())
+    is_contractive = bool(((decoded - rows).norm(dim=1) < rows.norm(dim=1)).all())
+    assert torch.equal(decoded, rows) == (kind == "exact")
+    assert is_unbiased == (kind in ("exact", "unbiased"))
+    assert is_contractive or kind == "unbiased"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import GCN
 
-from lightning_gnncomm import GraphDataModule, HaloStrategy
+from lightning_gnncomm import AdaptiveWidthCodec, GraphDataModule, HaloStrategy
 from lightning_gnncomm.comm.schedule import Asynchronous
 from lightning_gnncomm.testing import RankPool
 from tests.strategies.project import graph, make_trainer, state_of
@@ -70,7 +71,7 @@ def schedule(kind: str) -> Any:
 def fit(
     kind: str, codec: Any, root: str, steps: int, folder: str, ckpt_path: str | None = None, **options: Any
 ) -> dict[str, Any]:
-    module, strategy = Dropping(), HaloStrategy(codec=codec, schedule=schedule(kind), timeout=None)
+    module, strategy = Dropping(), HaloStrategy(codec=copy.deepcopy(codec), schedule=schedule(kind), timeout=None)
     pl.seed_everything(3, verbose=False)
     checkpoint = ModelCheckpoint(folder, filename="{step}", every_n_train_steps=1, save_top_k=-1)
     trainer = make_trainer(
@@ -105,10 +106,10 @@ def uninterrupted_and_resumed(kind: str, codec: Any, root: str, stops: list[int]
 
 CASES = [
     ("sync", "one_bit"),
-    ("async", "one_bit"),
     ("async", "identity"),
-    ("refreshed", "one_bit"),
-    ("guarded", "one_bit"),
+    ("refreshed", "delta_sign"),
+    ("async", AdaptiveWidthCodec(bits_per_value=3, every=3)),
+    ("guarded", {"feature": "one_bit", "gradient": "4bit"}),
 ]
 
 

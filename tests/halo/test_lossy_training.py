@@ -1,4 +1,4 @@
-"""One-bit training equals a single process that applies the same transform to the same rows, and sends what it promises."""
+"""Training with rounding equals a single process that rounds the same rows in the same way, and sends what it promises."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GAT, GCN, GraphSAGE
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
-from lightning_gnncomm.codecs import OneBitCodec
+from lightning_gnncomm.codecs import AdaptiveWidthCodec, Codec, OneBitCodec, SlotStatistics, resolve_codec
 from lightning_gnncomm.comm.channel import Channel
 from lightning_gnncomm.comm.schedule import Synchronous
 from lightning_gnncomm.comm.wire import Wire
@@ -26,29 +26,57 @@ from lightning_gnncomm.testing import random_graph, run_threads, train_distribut
 
 PARTS, STEPS, SEED = 3, 20, 7
 
+CodecLike = str | Codec | dict[str, str]
+PER_ROLE = {"feature": "one_bit", "gradient": "4bit"}
+
+
+def adaptive() -> AdaptiveWidthCodec:
+    """One bit for the rows of one layer and four for those of the other, the other way round for their gradients."""
+    codec = AdaptiveWidthCodec(2.5)
+    first, second = Slot("convs.0", "x"), Slot("convs.1", "x")
+    for narrow, wide in ((first, second), (second.as_role(Role.GRADIENT), first.as_role(Role.GRADIENT))):
+        codec.observe({narrow: SlotStatistics(100, 1.0), wide: SlotStatistics(100, 1000.0)})
+    return codec
+
 
 class Transform(torch.autograd.Function):
     """What a message does to rows forward and to their gradients backward."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, slot: Slot, step: int, key: Tensor, gradient_key: Tensor) -> Tensor:
-        ctx.saved = slot, step, gradient_key
-        return round_trip(rows, slot, step, key)
+    def forward(ctx: Any, rows: Tensor, link: Link, slot: Slot, step: int, key: Tensor, gradient_key: Tensor) -> Tensor:
+        ctx.saved = link, slot, step, gradient_key
+        return link.round_trip(rows, slot, step, key)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
-        slot, step, key = ctx.saved
-        return round_trip(grad, slot.as_role(Role.GRADIENT), step, key), None, None, None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None, None]:
+        link, slot, step, key = ctx.saved
+        return link.round_trip(grad, slot.as_role(Role.GRADIENT), step, key), None, None, None, None, None
 
 
-def round_trip(rows: Tensor, slot: Slot, step: int, key: Tensor) -> Tensor:
-    codec = OneBitCodec()
-    keys = Channel(None, codec, Synchronous(), SEED).rounding_key(slot, step, key)
-    return codec.decode(codec.encode(rows, keys), rows.size(1), rows.dtype)
+class Link:
+    """What lies between all parts and one that reads their rows: rounding, rows that both ends hold, and a delay of one step."""
+
+    def __init__(self, name: CodecLike, is_late: bool) -> None:
+        self.codec, self.is_late = resolve_codec(name), is_late
+        self.held: dict[Slot, Tensor] = {}
+        self.before: dict[Slot, Tensor] = {}
+
+    def round_trip(self, rows: Tensor, slot: Slot, step: int, key: Tensor) -> Tensor:
+        codec = self.codec.for_slot(slot)
+        keys = Channel(None, codec, Synchronous(), SEED).rounding_key(slot, step, key)
+        held = self.held.get(slot, torch.zeros_like(rows)) if codec.is_delta else torch.zeros_like(rows)
+        decoded = held + codec.decode(codec.encode(rows - held, keys), rows.size(1), rows.dtype)
+        self.held[slot] = decoded
+        used = self.before.get(slot, decoded) if self.is_late else decoded
+        self.before[slot] = decoded
+        return used
 
 
-def reference(model: GCN, data: Data, assignment: Tensor) -> tuple[list[float], dict[str, Tensor]]:
+def reference(
+    model: GCN, data: Data, assignment: Tensor, codec: CodecLike, is_late: bool = False
+) -> tuple[list[float], dict[str, Tensor]]:
     """Train a two-layer GCN on the whole graph; rows that cross between parts pass through the transform."""
+    links = [Link(codec, is_late) for _ in range(PARTS)]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     (source, target), weight = gcn_norm(data.edge_index, data.edge_weight, data.num_nodes)
     owner, reader = assignment[source], assignment[target]
@@ -66,7 +94,7 @@ def reference(model: GCN, data: Data, assignment: Tensor) -> tuple[list[float], 
                 halo, position = source[crossing].unique(return_inverse=True)
                 first = (assignment == part).nonzero().min()
                 rows = Transform.apply(
-                    x[halo], Slot(f"convs.{number}", "x"), step, halo, halo + data.num_nodes * (1 + first)
+                    x[halo], links[part], Slot(f"convs.{number}", "x"), step, halo, halo + data.num_nodes * (1 + first)
                 )
                 total = total.index_add(0, target[crossing], weight[crossing, None] * rows[position])
             x = total + conv.bias
@@ -87,16 +115,37 @@ def forward(model: GCN, data: Data) -> Tensor:
     return model(data.x, data.edge_index, data.edge_weight)
 
 
-def test_one_bit_training_equals_the_same_transform_in_one_process() -> None:
+@pytest.mark.parametrize("schedule", ["sync", "async"])
+@pytest.mark.parametrize("codec", ["one_bit", "2bit", "8bit", "delta_sign", PER_ROLE, adaptive()], ids=str)
+def test_training_equals_the_same_transform_in_one_process(codec: CodecLike, schedule: str) -> None:
     data = random_graph(dtype=torch.float64)
     assignment = assign(data, PARTS)
     trainings = train_distributed(
-        gcn(torch.float64), data, assignment, PARTS, STEPS, forward, codec="one_bit", seed=SEED
+        gcn(torch.float64), data, assignment, PARTS, STEPS, forward, codec=codec, seed=SEED, schedule=schedule
     )
-    losses, state = reference(gcn(torch.float64), data, assignment)
+    losses, state = reference(gcn(torch.float64), data, assignment, codec, is_late=schedule == "async")
     for training in trainings:
         torch.testing.assert_close(training.losses, losses, rtol=1e-9, atol=0)
         torch.testing.assert_close(training.state, state, rtol=1e-8, atol=1e-10)
+
+
+def test_a_delay_and_rows_that_both_ends_hold_matter() -> None:
+    data = random_graph(dtype=torch.float64)
+    assignment = assign(data, PARTS)
+    runs = [reference(gcn(torch.float64), data, assignment, "delta_sign", late)[0] for late in (False, True)]
+    runs.append(reference(gcn(torch.float64), data, assignment, "one_bit")[0])
+    for number, losses in enumerate(runs):
+        for others in runs[number + 1 :]:
+            assert max(abs(a - b) for a, b in zip(losses, others, strict=True)) > 1e-4
+
+
+def test_the_direction_of_a_codec_matters() -> None:
+    data = random_graph(dtype=torch.float64)
+    assignment = assign(data, PARTS)
+    turned = {"feature": PER_ROLE["gradient"], "gradient": PER_ROLE["feature"]}
+    losses, _ = reference(gcn(torch.float64), data, assignment, PER_ROLE)
+    others, _ = reference(gcn(torch.float64), data, assignment, turned)
+    assert max(abs(a - b) for a, b in zip(losses, others, strict=True)) > 1e-4
 
 
 def test_one_bit_training_really_rounds_and_another_seed_rounds_otherwise() -> None:
@@ -112,11 +161,13 @@ def test_one_bit_training_really_rounds_and_another_seed_rounds_otherwise() -> N
     assert abs(runs[0].losses[-1] - exact.losses[-1]) > 1e-4
 
 
-@pytest.mark.parametrize("codec", ["identity", "one_bit"])
-def test_bytes_are_rows_times_row_size_times_exchanges(codec: str) -> None:
+@pytest.mark.parametrize("codec", ["identity", "one_bit", PER_ROLE], ids=str)
+def test_bytes_are_rows_times_row_size_times_exchanges(codec: CodecLike) -> None:
     data = random_graph()
     assignment = assign(data, PARTS)
-    trainings = train_distributed(gcn(torch.float32), data, assignment, PARTS, STEPS, forward, codec=codec)
+    trainings = train_distributed(
+        gcn(torch.float32), data, assignment, PARTS, STEPS, forward, codec=resolve_codec(codec)
+    )
     for rank, training in enumerate(trainings):
         plan = build_part(data, assignment, rank, PARTS).halo
         assert training.channel is not None
@@ -126,7 +177,9 @@ def test_bytes_are_rows_times_row_size_times_exchanges(codec: str) -> None:
             if slot.role is Role.NORM:  # the degrees are exchanged once: adjacency and weights never change
                 assert (record.exchanges, record.sent_bytes) == (1, rows * 4)
                 continue
-            row_size = 4 + (width + 7) // 8 if codec == "one_bit" else 4 * width
+            row_size = {"identity": 4 * width, "one_bit": 4 + (width + 7) // 8, "4bit": 4 + (width + 1) // 2}[
+                codec if isinstance(codec, str) else codec[slot.role.value]
+            ]
             assert record.exchanges == STEPS
             assert record.rows == STEPS * rows
             assert record.sent_bytes == STEPS * rows * row_size
