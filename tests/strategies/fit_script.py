@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.loader import DataLoader
@@ -31,6 +33,8 @@ class Troubled(Project):
                 raise KeyError("trouble in the third step")
             if self.trouble == "die":
                 os._exit(3)
+            if self.trouble == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
             if self.trouble == "terminate":
                 os.kill(os.getpid(), signal.SIGTERM)
             if self.trouble == "interrupt":
@@ -46,6 +50,7 @@ def main() -> None:
     parser.add_argument("--trouble")
     parser.add_argument("--trouble-rank", type=int, default=1)
     parser.add_argument("--out")
+    parser.add_argument("--checkpoints", help="folder; goes on from the last one in it")
     parser.add_argument("--other-tree", action="store_true")
     arguments = parser.parse_args()
     if arguments.other_tree:
@@ -54,9 +59,18 @@ def main() -> None:
         pytorch_lightning.Trainer(strategy=arguments.strategy, accelerator="cpu", devices=2)
     module = Troubled(arguments.trouble, arguments.trouble_rank)
     options: dict[str, Any] = {"num_nodes": arguments.num_nodes, "max_epochs": 20}
+    last = None
+    if arguments.checkpoints:
+        keep = ModelCheckpoint(
+            arguments.checkpoints, save_last=True, every_n_train_steps=1, enable_version_counter=False
+        )
+        options |= {"enable_checkpointing": True, "callbacks": [keep]}
+        last = "last" if Path(arguments.checkpoints, "last.ckpt").exists() else None
     trainer = make_trainer(arguments.strategy, arguments.devices, **options)
     loader = DataLoader([graph()])
-    trainer.fit(module, loader, loader)
+    trainer.fit(module, loader, loader, ckpt_path=last)
+    if arguments.checkpoints and trainer.global_rank == 0:
+        torch.save(module.state_dict(), Path(arguments.checkpoints, "state.pt"))
     if trainer.global_rank == 0:
         metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
         Path(arguments.out).write_text(json.dumps(metrics))

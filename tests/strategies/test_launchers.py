@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 
 from tests.strategies.project import Project, loaders, make_trainer
 from tests.strategies.project import graph as make_graph
@@ -194,3 +195,30 @@ def test_a_hundred_fits_in_a_row_end_by_themselves(start: Started, tmp_path: Pat
         output, _ = process.communicate(timeout=TIMEOUT)
         assert process.returncode == 0, output
         assert start.group_is_gone(process), output
+
+
+def test_a_killed_run_resumes_with_the_same_bits(start: Started, tmp_path: Path) -> None:
+    """With SIGKILL nobody can write anything any more; the checkpoint of the step before is whole."""
+    states = {}
+    for name, trouble in (("whole", []), ("killed", ["--trouble", "kill", "--trouble-rank", "1"]), ("killed", [])):
+        out = tmp_path / f"{name}.json"
+        command = [
+            *SCRIPT,
+            "--strategy",
+            "sylvie_async",
+            "--checkpoints",
+            str(tmp_path / name),
+            "--out",
+            str(out),
+            *trouble,
+        ]
+        process = start(command)
+        output, _ = process.communicate(timeout=TIMEOUT)
+        assert (process.returncode == 0) == (not trouble), output
+        assert start.group_is_gone(process)
+        assert out.exists() == (not trouble)
+        if not trouble:
+            states[name] = torch.load(tmp_path / name / "state.pt", weights_only=True), json.loads(out.read_text())
+    assert states["whole"][1] == states["killed"][1]
+    for key, value in states["whole"][0].items():
+        assert torch.equal(states["killed"][0][key], value), key
