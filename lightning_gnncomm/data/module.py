@@ -5,13 +5,14 @@ from __future__ import annotations
 import builtins
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from lightning.pytorch import LightningDataModule
 from torch import Tensor
 from torch_geometric.data import Data, Dataset
 
 from lightning_gnncomm.data.loader import PartLoader
+from lightning_gnncomm.graph.adjacency import with_adjacency
 from lightning_gnncomm.graph.features import GraphFacts, prepare_graph
 from lightning_gnncomm.graph.folder import MANIFEST
 from lightning_gnncomm.graph.partition import trivial_part
@@ -39,10 +40,14 @@ class GraphDataModule(LightningDataModule):
         split: Which of several splits ``[N, K]`` to use as masks.
         add_features: For a graph without ``x``: ``"degree"`` or ``"constant"``.
         progress: Whether rank 0 shows progress and the quality of a new partition.
+        layout: ``"coo"`` leaves the edges in ``edge_index``. ``"csr"`` adds ``adj_t`` beside it, a ``torch.sparse`` CSR matrix
+            ``[n, n + H]`` from own and halo nodes to own nodes with ``edge_weight`` as its values, for models called as
+            ``model(batch.x, batch.adj_t)``. It is built from the part at each start and not stored.
 
     Raises:
-        ValueError: From ``setup``, on all ranks alike, if a partition folder has not one part per rank, ranks hold different
-            partitions, or the strategy does not exchange halo rows.
+        ValueError: If ``layout`` is unknown. From ``setup``, on all ranks alike, if a partition folder has not one part per rank,
+            ranks hold different partitions, the strategy does not exchange halo rows, or ``edge_weight`` has several columns where
+            they shall be values of a matrix.
 
     Example:
         >>> module = GraphDataModule("sbm:nodes=100")
@@ -63,14 +68,17 @@ class GraphDataModule(LightningDataModule):
         split: int | None = None,
         add_features: str | None = None,
         progress: bool = True,
+        layout: Literal["coo", "csr"] = "coo",
     ) -> None:
         super().__init__()
+        if layout not in ("coo", "csr"):
+            raise ValueError(f"Expected layout to be 'coo' or 'csr', got {layout!r}.")
         self.source: Data | str | Path = data if isinstance(data, (Data, str, Path)) else single_graph(data)
         self.num_parts = num_parts
         self.partition, self.balance, self.seed = partition, balance, seed
         self.root = root
         self.normalize_features, self.split, self.add_features = normalize_features, split, add_features
-        self.progress = progress
+        self.progress, self.layout = progress, layout
         self.part: Data | None = None
         """This rank's part between ``setup`` and ``teardown``, on the strategy's device."""
         self._facts: GraphFacts | None = None
@@ -130,6 +138,8 @@ class GraphDataModule(LightningDataModule):
         else:
             self._check_strategy()  # before the first collective
             part = self._load_together()
+        if self.layout == "csr":
+            part = with_adjacency(part)
         self.part = part if self.trainer is None else part.to(self.trainer.strategy.root_device)
 
     def teardown(self, stage: str | None = None) -> None:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch_geometric.data import Data
 
+from lightning_gnncomm.graph.adjacency import all_edges
 from lightning_gnncomm.graph.check import check_assignment, check_graph
 
 __all__ = ["BALANCES", "METHODS", "assign"]
@@ -90,8 +91,8 @@ def assign(
 
 
 def _metis(graph: Data, num_parts: int, weight: NDArray[np.int64] | None, seed: int) -> NDArray[np.int64]:
-    assert graph.edge_index is not None and graph.num_nodes is not None
-    adjacency = undirected_csr(graph.edge_index, graph.num_nodes)
+    assert graph.num_nodes is not None
+    adjacency = undirected_csr(all_edges(graph), graph.num_nodes)
     index_type = pymetis.zero_copy_dtype()
     csr = pymetis.CSRAdjacency(adjacency.indptr.astype(index_type), adjacency.indices.astype(index_type))
     # The C library takes seeds 0 and 1 for the same.
@@ -134,11 +135,11 @@ def _node_weight(graph: Data, names: Sequence[str]) -> NDArray[np.int64] | None:
 def _share(graph: Data, name: str) -> NDArray[np.float64]:
     """Return the share of the whole that each node stands for; sums to one."""
     num_nodes = graph.num_nodes
-    assert num_nodes is not None and graph.edge_index is not None
+    assert num_nodes is not None
     if name == "nodes":
         return np.full(num_nodes, 1 / num_nodes)
     if name == "edges":
-        amount = 1.0 + np.bincount(graph.edge_index[1].cpu().numpy(), minlength=num_nodes)
+        amount = 1.0 + np.bincount(all_edges(graph)[1].cpu().numpy(), minlength=num_nodes)
         return np.asarray(amount / amount.sum())
     mask = graph.get("train_mask")
     if mask is None or not bool(mask.any()):

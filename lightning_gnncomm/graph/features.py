@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
+from lightning_gnncomm.graph.adjacency import edge_list
 from lightning_gnncomm.graph.check import check_graph
 
 __all__ = ["GraphFacts", "graph_facts", "prepare_graph"]
@@ -93,11 +94,11 @@ def prepare_graph(
 def _new_features(graph: Data, kind: str) -> Tensor:
     if graph.x is not None:
         raise ValueError(f"Expected a graph without x to add features to, got x of shape {list(graph.x.shape)}.")
-    assert graph.num_nodes is not None and graph.edge_index is not None
+    assert graph.num_nodes is not None
     if kind == "constant":
         return torch.ones(graph.num_nodes, 1)
     if kind == "degree":
-        return torch.bincount(graph.edge_index[1], minlength=graph.num_nodes).float().log1p().unsqueeze(1)
+        return torch.bincount(edge_list(graph)[1], minlength=graph.num_nodes).float().log1p().unsqueeze(1)
     raise ValueError(f"Expected add_features to be 'degree', 'constant' or None, got {kind!r}.")
 
 

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
+from lightning_gnncomm.graph.adjacency import sparse_parts
+
 __all__ = ["add_tensor", "check_storable", "fingerprint", "short_hash"]
 
 
@@ -38,7 +40,11 @@ def fingerprint(graph: Data) -> str:
 
 
 def add_tensor(digest: Any, key: str, value: Tensor) -> None:
-    """Feed a named tensor to a hash of ``hashlib``: its name, type, shape and bytes."""
+    """Feed a named tensor to a hash of ``hashlib``: its name, type, shape and bytes, or those of what a sparse one consists of."""
+    if value.layout != torch.strided:
+        for name, inner in sparse_parts(value).items():
+            add_tensor(digest, f"{key}.{name}", inner)
+        return
     digest.update(f"{key}\0{value.dtype}\0{list(value.shape)}\0".encode())
     # Bytes, because NumPy has no bfloat16; reshaped, because a scalar has no bytes to view.
     plain = value.detach().cpu().as_subclass(Tensor).contiguous().reshape(-1)
@@ -46,9 +52,9 @@ def add_tensor(digest: Any, key: str, value: Tensor) -> None:
 
 
 def check_storable(graph: Data) -> None:
-    """Raise a ``ValueError`` that names the first attribute which is neither a dense tensor nor plain JSON data."""
+    """Raise a ``ValueError`` that names the first attribute which is neither a dense tensor, nor ``adj_t``, nor plain JSON data."""
     for key, value in graph.to_dict().items():
-        if isinstance(value, Tensor) and value.layout == torch.strided and not value.is_quantized:
+        if isinstance(value, Tensor) and (value.layout == torch.strided or key == "adj_t") and not value.is_quantized:
             continue
         try:
             same = json.loads(json.dumps(value)) == value

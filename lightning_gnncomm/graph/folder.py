@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch_geometric.data import Data
 
+from lightning_gnncomm.graph.adjacency import all_edges
 from lightning_gnncomm.graph.check import check_graph
 from lightning_gnncomm.graph.features import graph_facts
 from lightning_gnncomm.graph.fingerprint import check_storable, fingerprint
@@ -159,8 +160,7 @@ def part_name(rank: int) -> str:
 def _write_files(
     folder: Path, graph: Data, assignment: Tensor, num_parts: int, on_part: Callable[[int], object]
 ) -> dict[str, Any]:
-    assert graph.edge_index is not None
-    layout = partition_layout(graph.edge_index, assignment, num_parts)
+    layout = partition_layout(all_edges(graph), assignment, num_parts)
     levels = {key: _level(graph, key) for key in graph.to_dict() if key not in ("edge_index", "num_nodes")}
     plain = {
         key: graph[key] for key, level in levels.items() if level == "graph" and not isinstance(graph[key], Tensor)

@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch_geometric.data import Data
 
+from lightning_gnncomm.graph.adjacency import sparse_parts
 from lightning_gnncomm.graph.plan import HaloPlan
 
 __all__ = ["read_part", "write_part"]
@@ -21,10 +22,12 @@ _PLAN_NUMBERS = ("num_local", "num_global", "send_counts", "recv_counts")
 
 
 def write_part(part: Data, path: Path) -> None:
-    """Write a part; its tensors become tensors of the file, everything else JSON in the file's header."""
+    """Write a part; its tensors, and those of ``adj_t``, become tensors of the file, everything else JSON in the file's header."""
     plan: HaloPlan = part.halo
     values = {key: value for key, value in part.to_dict().items() if key != "halo"}
     tensors = {f"data/{key}": value for key, value in values.items() if isinstance(value, Tensor)}
+    if "adj_t" in values:
+        tensors |= {f"adj_t/{name}": inner for name, inner in sparse_parts(tensors.pop("data/adj_t")).items()}
     tensors |= {f"halo/{name}": getattr(plan, name) for name in _PLAN_TENSORS}
     header = {
         "order": list(values),
@@ -39,6 +42,11 @@ def read_part(path: Path) -> Data:
     with safe_open(path, framework="pt") as file:
         header: dict[str, Any] = json.loads((file.metadata() or {})["part"])
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+    if "adj_t" in header["order"]:
+        starts, columns, values = (tensors[f"adj_t/{name}"] for name in ("crow_indices", "col_indices", "values"))
+        numbers = header["halo"]
+        size = (numbers["num_local"], numbers["num_local"] + sum(numbers["recv_counts"]), *values.shape[1:])
+        tensors["data/adj_t"] = torch.sparse_csr_tensor(starts, columns, values, size, check_invariants=False)
     part = Data()
     for key in header["order"]:
         part[key] = header["plain"][key] if key in header["plain"] else tensors[f"data/{key}"]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
+from lightning_gnncomm.graph.adjacency import all_edges, csr_matrix, entries, entry_order
 from lightning_gnncomm.graph.check import check_assignment, check_graph
 from lightning_gnncomm.graph.layout import PartitionLayout, partition_layout
 from lightning_gnncomm.graph.plan import HaloPlan
@@ -31,7 +32,9 @@ def build_part(data: Data, assignment: Tensor, rank: int, num_parts: int) -> Dat
         to ``n`` rows, ``edge_index`` ``[2, E_p]`` of exactly the edges *into* own nodes in their original order, edge-level
         attributes cut to ``E_p`` rows, graph-level attributes unchanged, and ``halo``, a
         :class:`~lightning_gnncomm.graph.plan.HaloPlan`. Destinations lie in ``0..n-1``, sources in ``0..n+H-1``, where halo nodes
-        follow the own ones, ordered by owner and then by global id.
+        follow the own ones, ordered by owner and then by global id. If the graph has ``adj_t``, beside ``edge_index`` or instead of
+        it, so has the part: the rows of own nodes, a CSR matrix ``[n, n+H]`` with their values. Edge-level attributes of a graph
+        without ``edge_index`` belong to its entries.
 
     Raises:
         TypeError: If ``data`` is no homogeneous graph or ids are no integers.
@@ -82,7 +85,8 @@ def trivial_part(data: Data) -> Data:
     graph = check_graph(data)
     assert graph.num_nodes is not None
     part = Data(**graph.to_dict())
-    part.edge_index = _plain(part.edge_index).long()
+    if part.edge_index is not None:
+        part.edge_index = part.edge_index.long()
     part.num_nodes = graph.num_nodes
     part.n_id = torch.arange(graph.num_nodes)
     part.halo = HaloPlan.trivial(graph.num_nodes)
@@ -107,12 +111,17 @@ def join_parts(parts: Sequence[Data], *, levels: Mapping[str, str] | None = None
     n_id = torch.cat([part.n_id for part in parts])
     order = torch.argsort(n_id)
     graph = Data()
+    edge_order = None
+    if "adj_t" in parts[0]:
+        graph.adj_t, entry = _join_adjacency(parts, n_id.numel())
+        edge_order = entry if parts[0].edge_index is None else None
     for key, value in parts[0].to_dict().items():
-        if key in ("halo", "n_id", "edge_index", "num_nodes"):
+        if key in ("halo", "n_id", "edge_index", "adj_t", "num_nodes"):
             continue
         level = levels[key] if levels is not None else _level_of(parts, key)
-        graph[key] = value if level == "graph" else _join(parts, key, order if level == "node" else None)
-    graph.edge_index = torch.cat([_global_edges(part) for part in parts], dim=1)
+        graph[key] = value if level == "graph" else _join(parts, key, order if level == "node" else edge_order)
+    if parts[0].edge_index is not None:
+        graph.edge_index = torch.cat([_global_edges(part, part.edge_index) for part in parts], dim=1)
     graph.num_nodes = n_id.numel()
     return graph
 
@@ -144,33 +153,41 @@ def _join(parts: Sequence[Data], key: str, order: Tensor | None) -> Any:
     return joined if order is None else _rows(joined, order, dim)
 
 
-def _global_edges(part: Data) -> Tensor:
+def _join_adjacency(parts: Sequence[Data], num_nodes: int) -> tuple[Tensor, Tensor]:
+    """Return the whole graph's ``adj_t``, and which entry of all parts' each of its entries is."""
+    found = [entries(part.adj_t) for part in parts]
+    edges = torch.cat([_global_edges(part, edges) for part, (edges, _) in zip(parts, found, strict=True)], dim=1)
+    joined = csr_matrix(edges, torch.cat([values for _, values in found]), (num_nodes, num_nodes))
+    return joined, entry_order(edges, num_nodes)
+
+
+def _global_edges(part: Data, edges: Tensor) -> Tensor:
     plan: HaloPlan = part.halo
-    reader = 1 + int(part.n_id[0]) if plan.num_local else 0
-    nodes = torch.cat([part.n_id, plan.recv_key - plan.num_global * reader])
-    assert part.edge_index is not None
-    return nodes[part.edge_index]
+    return plan.global_ids(part.n_id)[edges]
 
 
 def _build(
     data: Data, assignment: Tensor, num_parts: int, ranks: Sequence[int], layout: PartitionLayout | None
 ) -> Iterator[Data]:
     graph = check_graph(data)
-    assert graph.num_nodes is not None and graph.edge_index is not None
+    assert graph.num_nodes is not None
     assignment = check_assignment(assignment, graph.num_nodes, num_parts)
     if num_parts == 1:
         return iter([trivial_part(data)])  # nothing to cut, so nothing to copy
     if layout is None:
-        layout = partition_layout(graph.edge_index, assignment, num_parts)
+        layout = partition_layout(all_edges(graph), assignment, num_parts)
     return (_cut(graph, layout, rank) for rank in ranks)
 
 
 def _cut(graph: Data, layout: PartitionLayout, rank: int) -> Data:
     nodes = layout.nodes_of(rank)
     edges, edge_index = layout.edges_of(rank)
+    plan = layout.plan_of(rank)
     part = Data()
+    if "adj_t" in graph:
+        part.adj_t, edges, edge_index = _cut_adjacency(graph, edges, edge_index, plan)
     for key, value in graph.to_dict().items():
-        if key in ("edge_index", "num_nodes"):
+        if key in ("edge_index", "adj_t", "num_nodes"):
             continue
         if graph.is_node_attr(key):
             part[key] = _rows(value, nodes, graph.__cat_dim__(key, value))
@@ -178,11 +195,32 @@ def _cut(graph: Data, layout: PartitionLayout, rank: int) -> Data:
             part[key] = _rows(value, edges, graph.__cat_dim__(key, value))
         else:
             part[key] = value
-    part.edge_index = edge_index
+    if graph.edge_index is not None:
+        part.edge_index = edge_index
     part.num_nodes = nodes.numel()
     part.n_id = nodes
-    part.halo = layout.plan_of(rank)
+    part.halo = plan
     return part
+
+
+def _cut_adjacency(graph: Data, edges: Tensor, local: Tensor, plan: HaloPlan) -> tuple[Tensor, Tensor, Tensor]:
+    """Return a part's ``adj_t``, and ids ``[E_p]`` and local ends ``[2, E_p]`` of the edges that edge-level attributes belong to.
+
+    Args:
+        graph: The whole graph.
+        edges: Ids of the part's edges among all edges of the graph, in which the entries of ``adj_t`` come last.
+        local: Their local ends.
+        plan: The part's halo plan.
+    """
+    num_listed = 0 if graph.edge_index is None else graph.edge_index.size(1)
+    is_entry = edges >= num_listed
+    size = (plan.num_local, plan.num_local + plan.num_halo)
+    order = entry_order(local[:, is_entry], size[1])
+    ids, ends = edges[is_entry][order] - num_listed, local[:, is_entry][:, order]
+    adj_t = csr_matrix(ends, _rows(graph.adj_t.values(), ids, 0), size)
+    if graph.edge_index is None:
+        return adj_t, ids, ends
+    return adj_t, edges[~is_entry], local[:, ~is_entry]
 
 
 def _rows(value: Any, rows: Tensor, dim: int) -> Any:
@@ -191,9 +229,3 @@ def _rows(value: Any, rows: Tensor, dim: int) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(value[row] for row in rows.tolist())
     return value.take(rows.numpy(), axis=dim)
-
-
-def _plain(edge_index: Any) -> Tensor:
-    """Strip PyG's EdgeIndex, which carries facts about the whole graph (its size, its sort order)."""
-    assert isinstance(edge_index, Tensor)
-    return edge_index.as_subclass(Tensor)

@@ -71,6 +71,10 @@ class HaloPlan:
         """Number of rows ``S`` sent in one exchange."""
         return sum(self.send_counts)
 
+    def global_ids(self, own: Tensor) -> Tensor:
+        """Return the global ids of own and halo nodes ``[n + H]``, given those of own nodes ``[n]``."""
+        return torch.cat([own, self.recv_key % max(self.num_global, 1)])
+
     def to(self, device: Any, non_blocking: bool = False) -> HaloPlan:
         """Return the plan with its tensors on ``device`` (``Data.to`` calls this), itself if they are there already."""
         tensors = {name: getattr(self, name) for name in ("send_index", "send_key", "recv_key")}

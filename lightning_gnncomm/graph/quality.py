@@ -11,6 +11,7 @@ from rich.table import Table
 from torch import Tensor
 from torch_geometric.data import Data
 
+from lightning_gnncomm.graph.adjacency import all_edges
 from lightning_gnncomm.graph.check import check_assignment, check_graph
 from lightning_gnncomm.graph.layout import PartitionLayout, partition_layout
 
@@ -24,7 +25,7 @@ class PartitionQuality:
     Args:
         num_parts: Number of parts ``P``.
         num_nodes: Number of nodes ``N``.
-        num_edges: Number of edges ``E`` as stored: an undirected edge counts twice.
+        num_edges: Number of edges ``E`` as stored: an undirected edge counts twice, as does one in ``edge_index`` and ``adj_t``.
         edge_cut: Edges between different parts.
         nodes: Own nodes of each part.
         edges: Edges into each part.
@@ -126,12 +127,12 @@ def partition_quality(
         (2, (1, 1))
     """
     graph = check_graph(data)
-    assert graph.num_nodes is not None and graph.edge_index is not None
+    assert graph.num_nodes is not None
     if num_parts is None:
         num_parts = int(assignment.max()) + 1
     assignment = check_assignment(assignment, graph.num_nodes, num_parts)
     if layout is None:
-        layout = partition_layout(graph.edge_index, assignment, num_parts)
+        layout = partition_layout(all_edges(graph), assignment, num_parts)
     nodes, edges = np.diff(layout.node_start), np.diff(layout.edge_start)
     # Halo nodes follow own nodes, so an edge is cut where its local source lies beyond them.
     cut = int((layout.edge_local[0] >= np.repeat(nodes, edges)).sum())
@@ -143,7 +144,7 @@ def partition_quality(
     return PartitionQuality(
         num_parts=num_parts,
         num_nodes=graph.num_nodes,
-        num_edges=graph.edge_index.size(1),
+        num_edges=layout.edge_id.size,
         edge_cut=cut,
         nodes=tuple(nodes.tolist()),
         edges=tuple(edges.tolist()),

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch_geometric import EdgeIndex
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.utils import (
     add_remaining_self_loops,
@@ -17,14 +18,15 @@ from torch_geometric.utils import (
     scatter,
 )
 
+from lightning_gnncomm.graph.adjacency import csr_matrix, entries
 from lightning_gnncomm.halo.context import HaloContext, Scope
 from lightning_gnncomm.halo.namespaces import Redirection
 from lightning_gnncomm.slots import Role
 
 __all__ = ["ADJACENCY"]
 
-Weighted = tuple[Tensor, Tensor]
-"""Edge index ``[2, E]`` and one weight an edge ``[E]``."""
+Weighted = tuple[Tensor, Tensor | None]
+"""Edge index ``[2, E]`` and one weight an edge ``[E]``, or a sparse matrix of weights and ``None``."""
 
 
 def _halo_gcn_norm(
@@ -43,6 +45,10 @@ def _halo_gcn_norm(
     Every edge into an own node is local, so own degrees are complete; those of halo nodes are exchanged (differentiably, so
     learned edge weights stay exact). Against the flow, edges are those out of own nodes.
     """
+    if is_sparse(edge_index):
+        return _normalised_matrix(scope, edge_index, (2.0 if improved else 1.0) if add_self_loops else None)
+    if isinstance(edge_index, EdgeIndex):
+        edge_index = edge_index.as_tensor()
     own, far = (1, 0) if flow == "source_to_target" else (0, 1)
 
     def normalise(context: HaloContext) -> Weighted:
@@ -59,6 +65,23 @@ def _halo_gcn_norm(
         return loops, extended[loops[far]] * weights * inverse_root[loops[own]]
 
     return _kept(scope, edge_index, edge_weight, ("gcn", improved, add_self_loops, dtype), normalise)
+
+
+def _normalised_matrix(scope: Scope, adj_t: Tensor, fill_value: float | None) -> Weighted:
+    """Normalise a sparse matrix as PyG does, which adds self-loops to those that are there."""
+    _check_csr(adj_t, scope)
+
+    def normalise(context: HaloContext) -> Weighted:
+        assert context.plan is not None
+        # PyG's helper fills the diagonal as far as the shorter side goes, which is that of own nodes.
+        looped = adj_t if fill_value is None else add_self_loops(adj_t, None, fill_value)[0]
+        edges, values = entries(looped)
+        inverse_root = _power(scatter(values, edges[1], 0, context.plan.num_local, reduce="sum"), -0.5)
+        extended = context.extend(inverse_root, scope.layer, "degree", role=Role.NORM)
+        values = inverse_root[edges[1]] * values * extended[edges[0]]
+        return csr_matrix(edges, values, (looped.size(0), looped.size(1))), None
+
+    return _kept(scope, adj_t, None, ("gcn", fill_value), normalise)
 
 
 def _halo_laplacian(
@@ -91,7 +114,13 @@ def _halo_laplacian(
         with_loops: Weighted = add_self_loops(edges, -weights, fill_value=1.0, num_nodes=num_local)
         return with_loops
 
+    if is_sparse(edge_index):
+        raise TypeError(
+            f"Layer '{scope.layer}' needs the Laplacian of its adjacency, which PyG computes of edges [2, E] only, but got a sparse "
+            f"matrix. Pass 'edge_index'."
+        )
     edges, weights = _kept(scope, edge_index, edge_weight, ("laplacian", normalization, dtype), laplacian)
+    assert weights is not None
     return edges, weights.clone()  # ChebConv changes the weights in place
 
 
@@ -104,10 +133,6 @@ def _kept(
 ) -> Weighted:
     """Compute a weighted adjacency once, as long as edges and weights are the batch's own."""
     context = scope.context
-    if is_sparse(edge_index):
-        raise TypeError(
-            f"Layer '{scope.layer}' got a sparse adjacency matrix; a halo strategy needs a COO 'edge_index' [2, E]."
-        )
     if not (context.is_static(edge_index) and context.is_static(edge_weight)):
         return compute(context)
     options = (*options, id(context.plan))
@@ -118,8 +143,17 @@ def _kept(
     with torch.inference_mode(False), torch.no_grad():
         result = context.adjacencies.put(compute(context), edge_index, edge_weight, extra=options)
     for tensor in result:
-        context.keep(tensor)
+        if tensor is not None:
+            context.keep(tensor)
     return result
+
+
+def _check_csr(adj_t: Any, scope: Scope) -> None:
+    if not isinstance(adj_t, Tensor) or adj_t.layout != torch.sparse_csr:
+        got = f"layout {adj_t.layout}" if isinstance(adj_t, Tensor) else type(adj_t).__name__
+        raise TypeError(
+            f"Layer '{scope.layer}' needs a sparse adjacency as torch's CSR, got {got}. Pass 'batch.adj_t'."
+        )
 
 
 def _weights(edge_index: Tensor, edge_weight: Tensor | None, dtype: torch.dtype | None) -> Tensor:
@@ -143,6 +177,8 @@ def _own_self_loops(
     num_nodes: Any = None,
 ) -> Any:
     """Give self-loops to own nodes where a layer left it to the largest node id, which may be a halo node's."""
+    if isinstance(edge_index, EdgeIndex):
+        edge_index = edge_index.as_tensor()  # its size is that of own nodes only, wherever it came from
     if num_nodes is None and not is_sparse(edge_index):
         num_nodes = scope.context.num_nodes_up_to_last_edge(edge_index)
     return original(edge_index, edge_attr, fill_value, num_nodes)

@@ -35,6 +35,8 @@ class HaloContext:
         self.plan: HaloPlan | None = None
         self.exact = True
         self.step_number = 0
+        self.neighbour_order: Tensor | None = None
+        """Order in which the whole graph has the entries of the matrix that the current layer was called with."""
         self._static: set[int] = set()
         self._node_ids: Tensor | None = None
         self._calls: Counter[tuple[str, str]] = Counter()
@@ -44,7 +46,7 @@ class HaloContext:
         self._edge_values: TensorCache[Tensor] = TensorCache(capacity=8)
         self._lasting: dict[int, Tensor] = {}
         self.matrices: TensorCache[Any] = TensorCache(capacity=8)
-        self.adjacencies: TensorCache[tuple[Tensor, Tensor]] = TensorCache(capacity=8)
+        self.adjacencies: TensorCache[tuple[Tensor, Tensor | None]] = TensorCache(capacity=8)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> HaloContext:
         return self  # a copy of an attached model talks over the same wire
@@ -73,7 +75,7 @@ class HaloContext:
         finally:
             self.plan = None
             self._static = set()
-            self._rows.clear()
+            self.forget_rows()
 
     @property
     def is_distributed(self) -> bool:
@@ -93,6 +95,7 @@ class HaloContext:
     def forget_rows(self) -> None:
         """Drop the memo of exchanged rows; they are shared only within one layer call."""
         self._rows.clear()
+        self.neighbour_order = None
 
     def extend(self, x: Tensor, layer: str, argument: str, dim: int = 0, role: Role = Role.FEATURE) -> Tensor:
         """Return ``x`` with the halo rows appended along the node dimension ``dim``; see :meth:`extend_all`."""
@@ -215,12 +218,16 @@ class HaloContext:
 
         PyG counts nodes so where it is not told their number: isolated nodes at the end of the order are left out.
         """
-        assert self.plan is not None and self._node_ids is not None
-        plan, ids = self.plan, self._node_ids
-        ids = torch.cat([ids, plan.recv_key % max(plan.num_global, 1)])
+        ids = self.global_ids()
         last = ids[edge_index].max() if edge_index.numel() else ids.new_tensor(-1)
         last = self.channel.wire.all_reduce(last, "max")
+        assert self._node_ids is not None
         return int((self._node_ids <= last).sum())
+
+    def global_ids(self) -> Tensor:
+        """Return the global ids of own and halo nodes, ``[n + H]``."""
+        assert self.plan is not None and self._node_ids is not None
+        return self.plan.global_ids(self._node_ids)
 
     def all_reduce(self, x: Tensor, layer: str) -> Tensor:
         """Return the differentiable sum of ``x`` over all ranks (statistics of norms)."""

@@ -47,6 +47,7 @@ _REDUCTIONS = frozenset(
 _LAST_DIM_BY_DEFAULT = frozenset({"softmax", "log_softmax", "sort", "argsort", "topk", "normalize", "kthvalue"})
 _WHOLE_GRAPH = "global_"  # global_mean_pool and its kin
 _BY_NODE = frozenset({"degree", "scatter", "bincount", "index_add", "index_add_", "scatter_add", "scatter_add_"})
+_PRODUCTS = frozenset({"matmul", "mm", "spmm", "addmm"})
 _SOURCES = frozenset({"row", "src"})  # row, col = edge_index
 _MODULES = frozenset({"torch", "F"})
 
@@ -54,9 +55,10 @@ _MODULES = frozenset({"torch", "F"})
 def far_reads(function: Callable[..., Any]) -> list[str] | None:
     """Return what in a function may look beyond this rank's nodes, as ``"'x.mean(0)' in line 7"``.
 
-    That is: reductions that may run over dimension 0, pooling of whole graphs, and what is counted or read at the source end of
-    edges, which may be a node of another rank. Along features (``x.mean(-1)``, ``x.softmax(dim=1)``) and at the target end everything
-    is at hand. This reads text, so it may name a line that never sees nodes; it is asked about code that nobody has tested.
+    That is: reductions that may run over dimension 0, pooling of whole graphs, products with the adjacency, and what is counted or
+    read at the source end of edges, which may be a node of another rank. Along features (``x.mean(-1)``, ``x.softmax(dim=1)``) and at
+    the target end everything is at hand. This reads text, so it may name a line that never sees nodes; it is asked about code that
+    nobody has tested.
 
     Returns:
         What was found, or ``None`` if there is no source to read.
@@ -79,12 +81,22 @@ def _suspects(tree: ast.AST) -> Iterator[ast.expr]:
             name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             if (
                 name.startswith(_WHOLE_GRAPH)
+                or (name in _PRODUCTS and any(map(_is_adjacency, [*node.args, getattr(node.func, "value", None)])))
                 or (name in _BY_NODE and any(_is_source(argument) for argument in node.args))
                 or (name in _REDUCTIONS and _may_cross_rows(node, name))
             ):
                 yield node
+        elif isinstance(node, ast.BinOp):
+            if isinstance(node.op, ast.MatMult) and _is_adjacency(node.left):
+                yield node
         elif isinstance(node, ast.Subscript) and _is_source(node.slice):
             yield node
+
+
+def _is_adjacency(node: ast.AST | None) -> bool:
+    """Whether an expression is the adjacency: ``adj_t``, ``batch.adj_t``, an ``EdgeIndex``."""
+    name = getattr(node, "id", getattr(node, "attr", ""))
+    return name.startswith("adj") or "edge_index" in name
 
 
 def _is_source(node: ast.expr) -> bool:

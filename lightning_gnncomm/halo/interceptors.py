@@ -10,10 +10,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
-from torch_geometric.nn.aggr import Aggregation
+from torch_geometric import EdgeIndex
+from torch_geometric.nn.aggr import Aggregation, MLPAggregation
 from torch_geometric.nn.conv import DirGNNConv, MessagePassing
-from torch_geometric.utils import is_sparse
+from torch_geometric.utils import is_sparse, is_torch_sparse_tensor
 
+from lightning_gnncomm.graph.adjacency import entries
 from lightning_gnncomm.graph.plan import HaloPlan
 from lightning_gnncomm.halo.context import HaloContext, Scope, enter_scope, leave_scope
 from lightning_gnncomm.halo.sparse import aggregator
@@ -30,8 +32,12 @@ def intercept_layer(layer: MessagePassing, path: str, context: HaloContext) -> C
         context: The shared state of the model's hooks.
     """
     handles = [*_scope_hooks(layer, path, context)]
+    if type(layer).__name__ in _WANT_SQUARE:
+        handles.append(layer.register_forward_pre_hook(_list_edges(type(layer), context), with_kwargs=True))
     arguments = _source_arguments([*layer._user_args, *layer._fused_user_args])
     single = _single_arguments(layer)
+    if any(_reads_sequences(module) for module in layer.modules()):
+        handles.append(layer.register_propagate_forward_pre_hook(_order_hook(context)))
     hook = _exchange_hook(path, arguments, context, fusible=True, single=single)
     handles.append(layer.register_propagate_forward_pre_hook(hook))
     if layer.inspector.implements("edge_update"):
@@ -39,7 +45,7 @@ def intercept_layer(layer: MessagePassing, path: str, context: HaloContext) -> C
         handles.append(layer.register_edge_update_forward_pre_hook(_exchange_hook(path, arguments, context)))
         handles.append(_postpone_edge_update(layer, arguments, context))
 
-    _give_update_own_rows(layer)
+    _give_update_own_rows(layer, single, context)
     if layer.flow == "target_to_source":
         # The generated propagate always takes the first of a pair for the source side.
         layer.propagate = MethodType(MessagePassing.propagate, layer)
@@ -55,6 +61,26 @@ def intercept_layer(layer: MessagePassing, path: str, context: HaloContext) -> C
 
     _drop_cached_normalisation(layer)
     return revert
+
+
+_WANT_SQUARE = frozenset({"ClusterGCNConv"})
+"""Layers that insist on a square matrix, of which they read nothing but the places of entries."""
+
+
+def _list_edges(layer: type[torch.nn.Module], context: HaloContext) -> Callable[..., Any]:
+    """Return a pre-hook that gives a layer the entries of a sparse matrix as edges."""
+    signature = inspect.signature(layer.forward)
+
+    def enter(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        call = signature.bind(module, *args, **kwargs).arguments
+        adjacency = call["edge_index"]
+        if not context.is_distributed or not is_torch_sparse_tensor(adjacency) or adjacency.layout != torch.sparse_csr:
+            return None
+        call["edge_index"] = entries(adjacency)[0]
+        call.pop("self")
+        return (), call
+
+    return enter
 
 
 def _source_arguments(names: list[str]) -> list[str]:
@@ -114,8 +140,8 @@ def unsplittable_arguments(layer: MessagePassing) -> list[str]:
     return sorted(read & (ids | set(_source_arguments(layer._user_args))))
 
 
-def _give_update_own_rows(layer: MessagePassing) -> None:
-    """Let ``update`` see own rows of arguments that were extended for their source side."""
+def _give_update_own_rows(layer: MessagePassing, single: Collection[str], context: HaloContext) -> None:
+    """Let ``update`` see own rows of arguments that were extended for their source side, as pairs or, when fused, by themselves."""
     parameters = layer.inspector.get_flat_param_names(["update"], exclude=layer.special_args)
     names = set(parameters) & set(_source_arguments(layer._user_args))
     if not names:
@@ -124,19 +150,49 @@ def _give_update_own_rows(layer: MessagePassing) -> None:
     def update(self: MessagePassing, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         place = 1 if self.flow == "source_to_target" else 0
         own = {k: v[place] if k in names and isinstance(v, tuple) else v for k, v in kwargs.items()}
+        for name in names.intersection(single):
+            if context.plan is not None and isinstance(own[name], Tensor):
+                own[name] = own[name].narrow(self.node_dim, 0, context.plan.num_local)
         return type(self).update(self, inputs, *args, **own)
 
     layer.update = MethodType(update, layer)
 
 
+def _pads(module: Aggregation) -> bool:
+    return "max_num_elements" in inspect.signature(module.forward).parameters
+
+
+def _reads_sequences(module: torch.nn.Module) -> bool:
+    """Whether an aggregation reads neighbours one after the other, padded to the largest in-degree or to a fixed number."""
+    return isinstance(module, MLPAggregation) or (isinstance(module, Aggregation) and _pads(module))
+
+
+def _order_hook(context: HaloContext) -> Callable[..., None]:
+    """Return a propagate pre-hook that notes the whole graph's order of a matrix's entries; in its rows halo nodes come last."""
+
+    def hook(module: MessagePassing, inputs: tuple[Any, ...]) -> None:
+        if context.is_distributed and is_torch_sparse_tensor(inputs[0]) and inputs[0].layout == torch.sparse_csr:
+            (source, target), _ = entries(inputs[0])
+            assert context.plan is not None
+            key = target * context.plan.num_global + context.global_ids()[source]
+            context.neighbour_order = key.argsort(stable=True)
+
+    return hook
+
+
 def intercept_aggregation(layer: Aggregation, path: str, context: HaloContext) -> Callable[[], None]:
-    """Let an aggregation that pads to the largest in-degree pad to that of the whole graph; return what reverts it."""
-    if "max_num_elements" not in inspect.signature(layer.forward).parameters:
+    """Let an aggregation of sequences see those of the whole graph, padded to its largest in-degree; return what reverts it."""
+    if not _reads_sequences(layer):
         return lambda: None
+    pads = _pads(layer)
 
     def enter(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not context.is_distributed or kwargs.get("max_num_elements") is not None:
+        if not context.is_distributed:
             return None
+        if context.neighbour_order is not None:
+            args = (args[0].index_select(kwargs.get("dim", -2), context.neighbour_order), *args[1:])
+        if not pads or kwargs.get("max_num_elements") is not None:
+            return args, kwargs
         call = dict(zip(("x", "index", "ptr"), args, strict=False)) | kwargs
         degree = torch.bincount(call["index"], minlength=1) if call.get("ptr") is None else call["ptr"].diff()
         largest = int(context.channel.wire.all_reduce(degree.max(), "max"))
@@ -185,6 +241,11 @@ def _reversal_hooks(
         if not context.is_distributed:
             return None
         call = signature.bind(module, *args, **kwargs).arguments
+        if is_sparse(call["edge_index"]):
+            raise ValueError(
+                f"Layer '{path}' aggregates against the direction of edges, which PyG does for edges [2, E] only, but got a sparse "
+                f"matrix. Pass 'edge_index'."
+            )
         reversal = context.reversal(given[0] if given else call["edge_index"], path)
         call["edge_index"] = reversal.edge_index if given else reversal.flipped
         for name in ("edge_weight", "edge_attr", "edge_type"):
@@ -237,6 +298,17 @@ def _scope_hooks(layer: torch.nn.Module, path: str, context: HaloContext) -> lis
     ]
 
 
+def _check_matrix(adj_t: Any, plan: HaloPlan, path: str) -> None:
+    """Refuse a sparse matrix that does not lead from own and halo nodes to own nodes."""
+    size = (plan.num_local, plan.num_local + plan.num_halo)
+    if not is_torch_sparse_tensor(adj_t) or tuple(adj_t.shape[:2]) != size:
+        got = f"shape {list(adj_t.shape)}" if isinstance(adj_t, Tensor) else type(adj_t).__name__
+        raise ValueError(
+            f"Layer '{path}' needs a sparse adjacency of torch from own and halo nodes to own nodes, shape {list(size)}, got {got}. "
+            f"Use 'batch.adj_t' of GraphDataModule(layout='csr') or of a graph that has 'adj_t' before it is partitioned."
+        )
+
+
 def _exchange_hook(
     path: str, arguments: list[str], context: HaloContext, fusible: bool = False, single: Collection[str] = ()
 ) -> Callable[..., Any]:
@@ -256,10 +328,10 @@ def _exchange_hook(
         plan = context.plan
         assert plan is not None
         edge_index, _, kwargs = inputs
-        if is_sparse(edge_index):
-            raise TypeError(
-                f"Layer '{path}' got a sparse adjacency matrix; a halo strategy needs a COO 'edge_index' [2, E]."
-            )
+        if isinstance(edge_index, EdgeIndex):
+            edge_index = edge_index.as_tensor()  # made in the model, so it takes own nodes for all
+        elif is_sparse(edge_index):
+            _check_matrix(edge_index, plan, path)
         # PyG's generated propagate takes the far side from the first of a pair whatever the flow, so that is what layers mean.
         sides = {
             name: value if isinstance(value, (tuple, list)) else (value, value)
@@ -273,7 +345,11 @@ def _exchange_hook(
             both = blocks | {k: v for value in postponed.values() for k, v in value.blocks.items()}
             context.extend_all(both, path, module.node_dim)
             kwargs = kwargs | {name: value.update() for name, value in postponed.items()}
-        matrix = aggregator(module, edge_index, kwargs, blocks, context) if fusible else None
+        matrix = None
+        if fusible and is_sparse(edge_index):
+            matrix = edge_index if module.fuse else None
+        elif fusible:
+            matrix = aggregator(module, edge_index, kwargs, blocks, context)
         extended = dict(kwargs)
         along = module.flow == "source_to_target"
         for name, rows in context.extend_all(blocks, path, module.node_dim).items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -12,6 +11,7 @@ from torch.autograd.function import once_differentiable
 from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.utils import spmm
 
+from lightning_gnncomm.graph.adjacency import csr_matrix, entries
 from lightning_gnncomm.halo.context import HaloContext, Scope
 from lightning_gnncomm.halo.namespaces import Redirection
 
@@ -19,11 +19,6 @@ __all__ = ["SPARSE", "Aggregator", "aggregator"]
 
 _PLAIN_MESSAGES = {"edge_weight"}
 _DIFFERS_WHEN_FUSED = frozenset({"EGConv"})  # its fused 'std' has another floor than its messages
-
-with warnings.catch_warnings():
-    # Torch says once per process that CSR is in beta.
-    warnings.simplefilter("ignore")
-    torch.sparse_csr_tensor([0, 0], [], [], (1, 1), dtype=torch.float32, check_invariants=False)
 
 
 class Aggregator(NamedTuple):
@@ -104,25 +99,44 @@ def _build(
     if mean:
         values = values / torch.bincount(target, minlength=num_own).clamp(min=1)[target]
     return Aggregator(
-        _csr(target, source, values, (num_own, num_all)), _csr(source, target, values, (num_all, num_own))
+        csr_matrix(edge_index, values, (num_own, num_all)), csr_matrix(edge_index.flip(0), values, (num_all, num_own))
     )
 
 
-def _csr(rows: Tensor, columns: Tensor, values: Tensor, size: tuple[int, int]) -> Tensor:
-    order = rows.argsort(stable=True)
-    starts = torch.zeros(size[0] + 1, dtype=torch.long, device=rows.device)
-    starts[1:] = torch.bincount(rows, minlength=size[0]).cumsum(0)
-    return torch.sparse_csr_tensor(starts, columns[order], values[order], size, check_invariants=False)
+def _build_from_matrix(adj_t: Tensor, mean: bool) -> Aggregator:
+    edges, values = entries(adj_t)
+    size = (adj_t.size(0), adj_t.size(1))
+    if mean:
+        values = values / adj_t.crow_indices().diff().clamp(min=1)[edges[1]]
+    forward = csr_matrix(edges, values, size) if mean else adj_t
+    return Aggregator(forward, csr_matrix(edges.flip(0), values, size[::-1]))
 
 
 def _kept_spmm(scope: Scope, original: Callable[..., Tensor], src: Any, other: Tensor, reduce: str = "sum") -> Tensor:
-    """Multiply with a kept matrix, into which the mean's division went already; leave others to PyG."""
-    matrix = scope.context.matrices.find(lambda kept: kept.forward is src)
+    """Multiply with a matrix that is kept in both directions; leave others to PyG."""
+    matrix = _directions(scope.context, src, other, reduce)
     if matrix is None:
         return original(src, other, reduce)
     product: Tensor = _Aggregate.apply(other, matrix)  # type: ignore[no-untyped-call]
     return product
 
 
-SPARSE = (Redirection("torch_geometric.nn.conv", spmm, _kept_spmm),)
-"""The sparse product of PyG's fused layers, with the transpose at hand inside an attached model."""
+def _directions(context: HaloContext, src: Any, other: Tensor, reduce: str) -> Aggregator | None:
+    """Return a matrix that does not change with its transpose, which is computed once."""
+    if not (isinstance(src, Tensor) and src.layout == torch.sparse_csr and context.is_static(src)):
+        # Made of an edge list by ``aggregator``, which the mean's division went into already; or none of ours.
+        made: Aggregator | None = context.matrices.find(lambda kept: kept.forward is src)
+        return made
+    if src.dim() != 2 or reduce not in ("sum", "add", "mean") or other.dim() != 2 or other.dtype != src.dtype:
+        return None
+    mean = reduce == "mean"
+    found: Aggregator | None = context.matrices.get(src, extra=("matrix", mean))
+    if found is None:
+        with torch.inference_mode(False), torch.no_grad():
+            found = _build_from_matrix(src, mean)
+        context.matrices.put(found, src, extra=("matrix", mean))
+    return found
+
+
+SPARSE = (Redirection("", spmm, _kept_spmm),)
+"""The sparse product of fused layers, with the transpose at hand inside an attached model."""

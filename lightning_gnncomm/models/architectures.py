@@ -114,13 +114,15 @@ def call_model(model: nn.Module, batch: Data) -> Tensor:
 
     A model whose ``forward`` starts with an argument named ``data`` or ``batch`` gets the whole batch; any other gets
     ``x`` and ``edge_index`` by position, and ``edge_weight`` and ``edge_attr`` by name. PyG's own models get only
-    what they use.
+    what they use. A batch's ``adj_t`` takes the place of ``edge_index`` if it says the same to the model: not where it
+    holds weights that the model does not take, or the model takes ``edge_attr``. It is given in any case if there is no
+    ``edge_index``.
 
     Shapes:
         returns ``[n, C]`` for a batch of ``n`` nodes.
 
     Raises:
-        ValueError: If the batch lacks ``x`` or ``edge_index``.
+        ValueError: If the batch lacks ``x``, or both ``edge_index`` and ``adj_t``.
 
     Example:
         >>> data = Data(x=torch.ones(2, 8), edge_index=torch.tensor([[0, 1], [1, 0]]))
@@ -131,10 +133,16 @@ def call_model(model: nn.Module, batch: Data) -> Tensor:
     if names and names[0] in ("data", "batch"):
         output: Tensor = model(batch)
         return output
-    for name in ("x", "edge_index"):
-        if batch.get(name) is None:
-            raise ValueError(f"Expected a graph with `{name}`, got {batch}.")
-    accepts = _accepts(model)
-    given = [name for name in ("edge_weight", "edge_attr") if batch.get(name) is not None and accepts(name)]
-    output = model(batch.x, batch.edge_index, **{name: batch[name] for name in given})
+    if batch.get("x") is None:
+        raise ValueError(f"Expected a graph with `x`, got {batch}.")
+    present = [name for name in ("edge_weight", "edge_attr") if batch.get(name) is not None]
+    given = [name for name in present if _accepts(model)(name)]
+    if batch.get("edge_index") is None and batch.get("adj_t") is None:
+        raise ValueError(f"Expected a graph with `edge_index` or `adj_t`, got {batch}.")
+    says_the_same = "edge_attr" not in given and ("edge_weight" in given) == ("edge_weight" in present)
+    adjacency = batch.get("edge_index")
+    if batch.get("adj_t") is not None and (adjacency is None or says_the_same):
+        adjacency = batch.adj_t
+        given = [name for name in given if name != "edge_weight"]  # its values
+    output = model(batch.x, adjacency, **{name: batch[name] for name in given})
     return output

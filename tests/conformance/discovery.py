@@ -10,6 +10,7 @@ from torch import nn
 from torch_geometric.nn import aggr, conv, models, norm
 from torch_geometric.nn.conv import MessagePassing
 
+from tests.conformance.adjacencies import ADJACENCIES
 from tests.conformance.compositions import COMPOSITIONS
 from tests.conformance.convs import CONVS
 from tests.conformance.models import MODELS
@@ -56,6 +57,8 @@ def all_cases() -> list[Case]:
         for name in classes_of(group):
             if name in recipes:
                 cases += cases_of(group, _maker(group, module, name), name, recipes[name])
+            if name in ADJACENCIES.get(group, {}):
+                cases += cases_of(group, _maker(group, module, name), name, ADJACENCIES[group][name])
     for name, (make, found) in COMPOSITIONS.items():
         cases += cases_of("composition", make, name, found)
     return cases

@@ -7,6 +7,7 @@ import functools
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
+from torch_geometric.transforms import ToSparseTensor
 
 from lightning_gnncomm.graph.assign import assign
 
@@ -36,7 +37,8 @@ def graph(kind: str = "random") -> Data:
 
     Args:
         kind: ``"random"``; ``"sorted"`` by destination; ``"simple"``, without self-loops and duplicates; ``"undirected"``, the
-            same in both directions; or ``"mesh"``, with four in-edges a node.
+            same in both directions; ``"mesh"``, with four in-edges a node; or ``"adj_t"``, whose edges are the entries of a CSR
+            matrix and nowhere else.
 
     Returns:
         Nodes: ``x [N, 6]``, ``x_0 [N, 6]``, ``pos`` and ``normal [N, 3]``, ``one_hot [N, 4]``, ``node_type [N]``, ``y [N]``,
@@ -45,6 +47,8 @@ def graph(kind: str = "random") -> Data:
     """
     generator = torch.Generator().manual_seed(0)
     edges = _mesh(generator) if kind == "mesh" else _edges(generator)
+    if kind == "adj_t":
+        edges = edges.unique(dim=1)  # attributes belong to entries, of which there is one where edges were doubled
     if kind in ("simple", "undirected"):
         edges = edges[:, edges[0] != edges[1]].unique(dim=1)
     if kind == "undirected":
@@ -62,7 +66,7 @@ def graph(kind: str = "random") -> Data:
     def integers(high: int, size: int) -> Tensor:
         return torch.randint(high, (size,), generator=generator)
 
-    return Data(
+    data = Data(
         x=normal(n, 6),
         x_0=normal(n, 6),
         pos=normal(n, 3),
@@ -79,6 +83,12 @@ def graph(kind: str = "random") -> Data:
         edge_type=integers(NUM_RELATIONS, e),
         edge_id=torch.arange(e),
     )
+    if kind != "adj_t":
+        return data
+    data.edge_value = data.edge_weight.clone()  # the transform takes the weights away
+    data = ToSparseTensor(layout=torch.sparse_csr)(data)
+    data.edge_id = torch.arange(e)
+    return data
 
 
 @functools.cache

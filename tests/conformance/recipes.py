@@ -12,6 +12,7 @@ from torch_geometric.data import Data
 from tests.conformance.suite import Case
 
 __all__ = [
+    "ADJ_T",
     "ATTR",
     "EDGES",
     "TYPE",
@@ -77,6 +78,7 @@ def labelled(text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 EDGES = takes("x", "edge_index")
 WEIGHT = takes("x", "edge_index", edge_weight="edge_weight")
 ATTR = takes("x", "edge_index", edge_attr="edge_attr")
+ADJ_T = takes("x", "adj_t")
 TYPE = takes("x", "edge_index", edge_type="edge_type")
 
 
@@ -122,7 +124,7 @@ def _case(group: str, make: Callable[..., nn.Module], name: str, found: Recipe, 
 
     words = [] if found.unfit else [f"{k}={_text(v)}" for k, v in option.kwargs.items()]
     words += [option.call.text] if option.call.text else []
-    words += [f"{option.kind} graph"] if option.kind != "random" else []
+    words += [f"{option.kind} graph"] if option.kind not in ("random", "adj_t") else []
     static = bool(option.kwargs.get("cached"))
     return Case(group, name, ", ".join(words), build, option.call, option.kind, static, found.unfit)
 

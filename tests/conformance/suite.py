@@ -26,7 +26,7 @@ from tests.conformance.graphs import assignment_of, graph
 __all__ = ["Case", "Counts", "Pass", "double_precision", "on_rank", "on_ranks", "on_whole_graph", "refusal_of"]
 
 NUM_RANKS = 3
-LEARNED = ("x", "x_0", "pos", "normal", "edge_weight", "edge_attr", "edge_pos")
+LEARNED = ("x", "x_0", "pos", "normal", "edge_weight", "edge_value", "edge_attr", "edge_pos")
 """Inputs that are tried with a gradient of their own, as if layers before had made them."""
 
 Call = Callable[[nn.Module, Data], Any]
@@ -172,7 +172,7 @@ class _Runner:
         model, case = self.model, self.case
         model.train(train)
         data = copy.copy(self.data)
-        leaves = {k: data[k].clone().requires_grad_() for k in learned if train}
+        leaves = {k: data[k].clone().requires_grad_() for k in learned if train and k in data}
         for key, leaf in leaves.items():
             data[key] = leaf
         model.zero_grad()

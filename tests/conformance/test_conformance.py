@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import warnings
 
 import pytest
@@ -12,10 +14,13 @@ from torch_geometric.nn import conv
 from lightning_gnncomm.comm.wire import DistributedWire
 from lightning_gnncomm.testing import RankPool
 from tests.conformance import discovery
+from tests.conformance.adjacencies import ADJACENCIES
 from tests.conformance.comparison import TOLERANCE, compare
 from tests.conformance.discovery import all_cases, classes_of
+from tests.conformance.graphs import graph
+from tests.conformance.recipes import Inputs
 from tests.conformance.standins import pyg_lib_ops
-from tests.conformance.suite import Case, double_precision, on_rank, on_whole_graph
+from tests.conformance.suite import Case, double_precision, on_rank, on_whole_graph, refusal_of
 from tests.conformance.support import PATH, document, read, worse
 from tests.conformance.table import EXACT, GOOD, REFUSED, WRONG, Row, missing_rows, rows_of, run
 
@@ -56,6 +61,31 @@ def test_one_configuration_of_each_class_is_exact_or_refused(name: str) -> None:
 def test_what_is_exact_is_not_so_without_exchange_degrees_or_statistics(name: str) -> None:
     (case,) = (case for case in FIRST.values() if case.name == name)
     assert row(case, twins=True).result == EXACT
+
+
+@pytest.mark.parametrize("name", ["GCNConv", "SAGEConv", "GATConv", "SGConv", "GIN"])
+def test_what_is_called_with_a_matrix_is_exact_and_not_so_without_exchange_or_degrees(name: str) -> None:
+    case = next(case for case in all_cases() if case.name == name and case.kind == "adj_t")
+    assert row(case, twins=True).result == EXACT
+
+
+def test_every_layer_that_takes_a_matrix_in_one_process_has_a_recipe() -> None:
+    takers = set()
+    with warnings.catch_warnings(), double_precision(), pyg_lib_ops():
+        warnings.simplefilter("ignore")
+        for case in all_cases():
+            reads_edges = isinstance(case.call, Inputs) and "edge_index" in case.call.positional
+            has_recipe = case.name in ADJACENCIES.get(case.group, [case.name])
+            if has_recipe or case.kind != "random" or case.unfit or not reads_edges:
+                continue
+            with contextlib.suppress(Exception):  # whatever PyG says of it
+                model = case.module()
+                data = copy.copy(graph("adj_t"))
+                data.edge_index, data.edge_weight = data.adj_t, None
+                case.call(model.layer, data)
+                if refusal_of(model) is None:
+                    takers.add((case.group, case.name))
+    assert takers == set()
 
 
 def test_a_row_that_shows_nothing_is_wrong() -> None:

@@ -106,6 +106,30 @@ def test_each_rank_gets_its_part(root):
     assert [path.name for path in root.iterdir()] == [modules[0]._folder.name]
 
 
+def test_the_csr_layout_is_added_when_a_part_is_loaded_and_not_stored(root):
+    plain = on_ranks(2, lambda rank: GraphDataModule(SPEC, root=root, progress=False))
+    laid = on_ranks(2, lambda rank: GraphDataModule(SPEC, root=root, progress=False, layout="csr"))
+    assert len(list(root.iterdir())) == 1
+    for one, other in zip(plain, laid, strict=True):
+        part = other.part
+        assert "adj_t" not in one.part and torch.equal(one.part.edge_index, part.edge_index)
+        assert part.adj_t.layout == torch.sparse_csr
+        assert part.adj_t.shape == (part.num_nodes, part.num_nodes + part.halo.num_halo)
+        assert next(iter(other.train_dataloader())).adj_t is part.adj_t
+    alone = GraphDataModule(SPEC, layout="csr")
+    alone.setup("fit")
+    assert alone.part.adj_t.shape == (90, 90) and alone.part.adj_t.values().unique().tolist() == [1.0]
+    with pytest.raises(ValueError, match="'coo' or 'csr', got 'csc'"):
+        GraphDataModule(SPEC, layout="csc")
+
+
+def test_weights_of_several_columns_have_no_csr_layout_on_any_rank(root):
+    data = load_graph(SPEC)
+    data.edge_weight = torch.ones(data.num_edges, 2)
+    results = on_ranks(2, lambda rank: GraphDataModule(data, root=root, progress=False, layout="csr"))
+    assert all("one edge_weight an edge for layout='csr'" in str(result) for result in results)
+
+
 def test_ranks_that_share_no_data_take_the_partition_of_rank_0(root):
     """A script that other ranks run again may draw another graph; what counts is what rank 0 stored."""
 
@@ -354,4 +378,5 @@ def test_yaml_builds_the_module_and_links_its_facts_to_a_model(tmp_path, monkeyp
     assert built.datamodule.source == SPEC and built.datamodule.balance == ["nodes", "train"]
     assert built.model.sizes == (16, 3)
     assert build("--data.data=karate").model.sizes == (34, 4)
+    assert build("--data.data=karate", "--data.layout=csr").datamodule.layout == "csr"
     assert build().datamodule.source == "digits"

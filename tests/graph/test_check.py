@@ -17,8 +17,38 @@ def part_of(data, num_parts=2):
 REFUSED = {
     "hetero": (HeteroData(), TypeError, "got HeteroData.*to_homogeneous"),
     "no data": ([1, 2], TypeError, "Expected a torch_geometric.data.Data, got list"),
-    "adj_t only": (Data(x=torch.ones(3, 1), adj_t=torch.eye(3).to_sparse()), ValueError, "only adj_t.*ToSparseTensor"),
-    "adj_t too": (Data(edge_index=EDGES, adj_t=torch.eye(3).to_sparse()), ValueError, "adj_t as well.*Delete"),
+    "adj": (
+        Data(edge_index=EDGES, adj=torch.eye(3).to_sparse()),
+        ValueError,
+        "got adj, .*whole graph.*name its transpose adj_t",
+    ),
+    "adj_t by columns": (
+        Data(adj_t=torch.eye(3).to_sparse_csc()),
+        TypeError,
+        r"CSR or COO., got layout torch.sparse_csc.*ToSparseTensor\(layout=torch.sparse_csr\)",
+    ),
+    "dense adj_t": (Data(x=torch.ones(3, 1), adj_t=torch.eye(3)), TypeError, "got layout torch.strided"),
+    "adj_t of a package": (Data(x=torch.ones(3, 1), adj_t="rows"), TypeError, "sparse tensor of torch .*got str"),
+    "adj_t with too few columns": (
+        Data(x=torch.ones(3, 1), adj_t=torch.ones(3, 2).to_sparse_csr()),
+        ValueError,
+        r"shape \[N, N\], got \[3, 2\]",
+    ),
+    "adj_t with too few rows": (
+        Data(adj_t=torch.eye(2).to_sparse_csr(), num_nodes=3),
+        ValueError,
+        "adj_t with one row per node, 3 by num_nodes, got 2",
+    ),
+    "adj_t with entries twice": (
+        Data(adj_t=torch.sparse_coo_tensor(EDGES[:, [0, 0]], torch.ones(2), (3, 3), check_invariants=True)),
+        ValueError,
+        r"coalesced, got a COO matrix.*coalesce\(\)",
+    ),
+    "edge values of other edges": (
+        Data(adj_t=torch.eye(3).to_sparse_csr(), edge_attr=torch.ones(4, 1)),
+        ValueError,
+        r"edge_attr with one row per entry of adj_t \(3\), got 4",
+    ),
     "no edges": (Data(x=torch.ones(3, 1)), ValueError, r"edge_index, got none.*\[2, 0\]"),
     "sampled": (
         Data(edge_index=EDGES, n_id=torch.arange(3), input_id=torch.arange(1), batch_size=1),

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Batch, Data
 from torch_geometric.loader import DataLoader
+from torch_geometric.transforms import ToSparseTensor
 
 from lightning_gnncomm.graph import build_part, build_parts, join_parts, trivial_part
+from lightning_gnncomm.graph.adjacency import sparse_parts
 
 EDGE_KEYS = ("edge_weight", "edge_attr", "edge_type")
 
@@ -128,6 +130,27 @@ def test_the_random_cases_do_contain_what_they_claim(random_graph):
     assignment = torch.arange(data.num_nodes) % 3
     parts = list(build_parts(data, assignment, 3))
     assert all(part.halo.num_halo > 3 for part in parts)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # of torch, at what PyG makes
+@pytest.mark.parametrize("layout", [torch.sparse_csr, torch.sparse_coo])
+def test_parts_of_a_matrix_join_to_the_graph_with_its_values_by_entry(random_graph, layout):
+    data = random_graph()
+    data.edge_index = data.edge_index.unique(dim=1)
+    for key in EDGE_KEYS:
+        data[key] = data[key][: data.num_edges]
+    data = ToSparseTensor(layout=layout)(data)
+    assert data.edge_index is None
+    parts = list(build_parts(data, torch.arange(data.num_nodes) % 3, 3))
+    whole = join_parts(parts)
+    assert whole.edge_index is None and all(part.edge_index is None for part in parts)
+    assert torch.equal(whole.adj_t.to_dense(), data.adj_t.to_dense())
+    for key in ("edge_attr", "edge_type"):
+        assert torch.equal(whole[key], data[key]), key
+    for part in parts:
+        torch.sparse_csr_tensor(*sparse_parts(part.adj_t).values(), part.adj_t.shape, check_invariants=True)
+        x = torch.cat([part.x, data.x[halo_ids(part)]])
+        torch.testing.assert_close(part.adj_t @ x, (data.adj_t @ data.x)[part.n_id])
 
 
 def test_one_part_of_several_is_the_same_as_from_the_iterator(graph):

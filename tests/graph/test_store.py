@@ -12,6 +12,7 @@ import torch
 from rich.console import Console
 from safetensors.torch import save_file
 from torch_geometric.data import Data
+from torch_geometric.transforms import ToSparseTensor
 
 import lightning_gnncomm.graph.folder as folder_module
 import lightning_gnncomm.graph.store as store_module
@@ -26,12 +27,31 @@ from lightning_gnncomm.graph import (
     trivial_part,
 )
 from lightning_gnncomm.graph.fingerprint import fingerprint
+from lightning_gnncomm.graph.folder import load_whole
 
 
 @pytest.fixture
 def stored(graph, tmp_path):
     assignment = torch.arange(graph.num_nodes) % 3
     return save_partition(tmp_path / "parts", graph, assignment, 3, settings={"seed": 0})
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # of torch, at what PyG makes
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_matrix_comes_back_and_counts_in_the_fingerprint(graph, tmp_path, keep):
+    graph = ToSparseTensor(layout=torch.sparse_csr, remove_edge_index=not keep)(graph)
+    del graph["edge_attr"], graph["edge_type"]
+    assignment = torch.arange(40) % 3
+    folder = save_partition(tmp_path / "parts", graph, assignment, 3)
+    for rank, part in enumerate(build_parts(graph, assignment, 3)):
+        loaded = load_part(folder, rank)
+        assert (loaded.edge_index is not None) == keep
+        assert torch.equal(loaded.adj_t.to_dense(), part.adj_t.to_dense())
+        assert loaded.adj_t.shape == part.adj_t.shape and loaded.adj_t.layout == torch.sparse_csr
+    assert torch.equal(load_whole(folder).adj_t.to_dense(), graph.adj_t.to_dense())
+    other = graph.clone()
+    other.adj_t.values()[0] += 1
+    assert fingerprint(other) != fingerprint(graph)
 
 
 def assert_same(part: Data, other: Data) -> None:

@@ -46,9 +46,22 @@ def read_at_source(x: Tensor, row: Tensor) -> Any:
     return x[row]
 
 
+def multiplied(x: Tensor, adj_t: Tensor) -> Any:
+    return adj_t @ x
+
+
+def multiplied_by_name(x: Tensor, batch: Any) -> Any:
+    return torch.sparse.mm(batch.adj_t, x)
+
+
+def multiplied_by_method(x: Tensor, edge_index: Any) -> Any:
+    return edge_index.matmul(x)
+
+
 def along_features(x: Tensor) -> Any:
     y = F.softmax(x, dim=-1) + torch.sum(x, 1, keepdim=True) + x.norm(dim=1, keepdim=True) + x.mean(-1, keepdim=True)
     y = torch.max(y, x) + F.normalize(y, 2.0)
+    y = y @ y.t() @ x.matmul(y)
     return F.normalize(y) + max(1, 2) + sum([y, y]) + y.softmax(-1)
 
 
@@ -57,7 +70,20 @@ def at_target(x: Tensor, edge_index: Tensor, col: Tensor) -> Any:
 
 
 @pytest.mark.parametrize(
-    "function", [whole, rows, both, unknown, pooled, sorted_rows, counted_at_source, read_at_source]
+    "function",
+    [
+        whole,
+        rows,
+        both,
+        unknown,
+        pooled,
+        sorted_rows,
+        counted_at_source,
+        read_at_source,
+        multiplied,
+        multiplied_by_name,
+        multiplied_by_method,
+    ],
 )
 def test_reductions_over_rows_are_found_with_their_line(function: Any) -> None:
     found = far_reads(function)

@@ -15,7 +15,10 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GAT, GCN, GCNConv, Sequential
 from torch_geometric.utils import degree
 
+from lightning_gnncomm.graph import trivial_part
+from lightning_gnncomm.graph.adjacency import with_adjacency
 from lightning_gnncomm.models import NodeClassifier
+from lightning_gnncomm.models.architectures import build_model, call_model
 
 
 def toy_graph(multi_label: bool = False, num_nodes: int = 40) -> Data:
@@ -329,3 +332,32 @@ class TestErrors:
         loader = torch.utils.data.DataLoader([toy_graph()], batch_size=None)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="num_features"):
             make_trainer(tmp_path).fit(NodeClassifier("GCN"), loader, loader)
+
+
+class Adjacency(nn.Module):
+    """Keeps what it is called with."""
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None = None) -> Tensor:
+        self.given = (edge_index, edge_weight)
+        return x
+
+
+class Unweighted(Adjacency):
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x, edge_index)
+
+
+def test_a_matrix_is_given_where_it_says_the_same_to_the_model() -> None:
+    data = Data(x=torch.ones(3, 2), edge_index=torch.tensor([[0, 1], [1, 2]]), edge_weight=torch.ones(2))
+    data = with_adjacency(trivial_part(data))
+    weighted, plain = Adjacency(), Unweighted()
+    call_model(weighted, data)
+    assert weighted.given == (data.adj_t, None)
+    call_model(plain, data)
+    assert plain.given == (data.edge_index, None)
+    attention = build_model("GAT", 2, 3, model_kwargs={"edge_dim": 1})
+    data.edge_attr = torch.ones(2, 1)
+    assert call_model(attention, data).shape == (3, 3)  # by edges: a matrix has no edge_attr
+    del data["edge_weight"], data["edge_index"]
+    call_model(plain, data)
+    assert plain.given == (data.adj_t, None)
