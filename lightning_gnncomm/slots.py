@@ -15,7 +15,8 @@ class Role(str, Enum):
     """What the rows of a message are; it decides whether a codec may lose bits of them.
 
     ``FEATURE`` rows travel forward and ``GRADIENT`` rows backward: both may be encoded. ``CONSTANT`` rows (the raw features of a
-    batch, which never change) and ``NORM`` rows (degrees, their inverse roots and the gradients of either) are always exact.
+    batch, which never change) and ``NORM`` rows (degrees, statistics, rows gathered for attention to all nodes, and the gradients
+    of these) are always exact.
     """
 
     FEATURE = "feature"

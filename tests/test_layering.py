@@ -31,7 +31,17 @@ ONLY = {
     "lightning": LAYERS[5] | LAYERS[6],
     "pytorch_lightning": LAYERS[5] | LAYERS[6],
     "torch.distributed": {"comm"} | LAYERS[6],
-    "torch_geometric.nn": {"halo.adjacency", "halo.attach", "halo.interceptors", "halo.norms", "halo.sparse", "models"}
+    "torch_geometric.nn": {
+        "halo.adjacency",
+        "halo.attach",
+        "halo.attention",
+        "halo.interceptors",
+        "halo.labels",
+        "halo.norms",
+        "halo.partial",
+        "halo.sparse",
+        "models",
+    }
     | LAYERS[6],
     "triton": {"kernels"},
     "ctypes": {"kernels"},

@@ -6,22 +6,35 @@ from collections.abc import Callable, Collection, Iterator
 
 import torch
 from torch import nn
+from torch_geometric.nn import GPSConv
 from torch_geometric.nn import norm as pyg_norm
 from torch_geometric.nn.aggr import Aggregation
 from torch_geometric.nn.conv import DirGNNConv, MessagePassing
+from torch_geometric.nn.models import CorrectAndSmooth
+from torch_geometric.nn.models.rev_gnn import InvertibleModule
 
 from lightning_gnncomm.halo.adjacency import ADJACENCY
+from lightning_gnncomm.halo.attention import (
+    ATTENTION,
+    DENSE_GRAPHS,
+    LINEAR_ATTENTION,
+    intercept_dense_graph,
+    intercept_linear_attention,
+)
 from lightning_gnncomm.halo.context import HaloContext
-from lightning_gnncomm.halo.inspection import far_reads
+from lightning_gnncomm.halo.dimensions import BATCHED, dimension_objection, watch_dimensions
+from lightning_gnncomm.halo.inspection import far_reads_of
 from lightning_gnncomm.halo.interceptors import (
     intercept_aggregation,
     intercept_directed,
     intercept_layer,
     unsplittable_arguments,
 )
+from lightning_gnncomm.halo.labels import LABELS, intercept_correction
 from lightning_gnncomm.halo.norms import NODE_NORMS, STATISTICS, intercept_norm
+from lightning_gnncomm.halo.partial import PARTIAL, intercept_partial
 from lightning_gnncomm.halo.sparse import SPARSE
-from lightning_gnncomm.halo.support import EXACT_LAYERS, MIXES_ROWS, REFUSED_MODULES, ROW_WISE
+from lightning_gnncomm.halo.support import EXACT_LAYERS, MIXES_ROWS, REFUSED_MODULES, REFUSED_PLACES, ROW_WISE
 
 __all__ = ["Attachment", "UnsupportedModuleError", "attach"]
 
@@ -75,7 +88,9 @@ def attach(model: nn.Module, context: HaloContext, allow: Collection[str] = ()) 
     problems = [
         f"  '{path or type(model).__name__}' ({type(module).__name__}): {reason}"
         for path, module in modules.items()
-        if path not in allow and (reason := _objection(path, modules)) is not None
+        if path not in allow
+        and not _is_refused_with_its_parent(path, modules, allow)
+        and (reason := _objection(path, modules)) is not None
     ]
     if problems:
         raise UnsupportedModuleError(
@@ -84,12 +99,14 @@ def attach(model: nn.Module, context: HaloContext, allow: Collection[str] = ()) 
             + "\nReplace them, or name them in 'allow=[...]' of the strategy if you know they treat every node by itself or "
             "only aggregate over edges into own nodes."
         )
-    reverts = list(_intercept(modules, context))
+    reverts = list(_intercept(modules, context, allow))
     return Attachment(context, reverts)
 
 
-def _intercept(modules: dict[str, nn.Module], context: HaloContext) -> Iterator[Callable[[], None]]:
-    for redirection in (*ADJACENCY, *SPARSE, *STATISTICS):
+def _intercept(
+    modules: dict[str, nn.Module], context: HaloContext, allow: Collection[str]
+) -> Iterator[Callable[[], None]]:
+    for redirection in (*ADJACENCY, *ATTENTION, *LABELS, *SPARSE, *STATISTICS):
         redirection.install()
         yield redirection.remove
     for path, module in modules.items():
@@ -101,6 +118,28 @@ def _intercept(modules: dict[str, nn.Module], context: HaloContext) -> Iterator[
             yield intercept_norm(module, path, context)
         elif isinstance(module, Aggregation):
             yield intercept_aggregation(module, path, context)
+        elif isinstance(module, BATCHED) and path not in allow and not _is_inside_layer(path, modules):
+            yield watch_dimensions(module, path, context)
+        for kinds, intercept in _BY_KIND:
+            if isinstance(module, kinds):
+                yield intercept(module, path, context)
+
+
+_BY_KIND: tuple[tuple[tuple[type[nn.Module], ...], Callable[..., Callable[[], None]]], ...] = (
+    (DENSE_GRAPHS, intercept_dense_graph),
+    (LINEAR_ATTENTION, intercept_linear_attention),
+    (PARTIAL, intercept_partial),
+    ((CorrectAndSmooth,), intercept_correction),
+)
+
+
+def _is_refused_with_its_parent(path: str, modules: dict[str, nn.Module], allow: Collection[str]) -> bool:
+    """Whether a module is a part of a PyG module that is refused by name, of which one sentence is enough."""
+    while path:
+        path = path.rpartition(".")[0]
+        if path not in allow and _is_of_pyg(modules[path]) and type(modules[path]).__name__ in REFUSED_MODULES:
+            return True
+    return False
 
 
 def _objection(path: str, modules: dict[str, nn.Module]) -> str | None:
@@ -110,29 +149,40 @@ def _objection(path: str, modules: dict[str, nn.Module]) -> str | None:
         return "torch.compile skips the hooks that exchange halo rows; pass the uncompiled module"
     if _is_of_pyg(module) and type(module).__name__ in REFUSED_MODULES:
         return REFUSED_MODULES[type(module).__name__]
+    if isinstance(module, InvertibleModule) and not module.disable:
+        return "it frees its input, which the exchange of halo rows still needs; give it 'disable=True'"
     if isinstance(module, MessagePassing):
         return _layer_objection(module)
     if isinstance(module, NODE_NORMS) or _is_inside_layer(path, modules):
         return None
     if isinstance(module, MIXES_ROWS):
-        return "it computes across rows, which are only this rank's nodes"
+        return (
+            None if _is_attention_of_gps(path, modules) else "it computes across rows, which are only this rank's nodes"
+        )
     if isinstance(module, pyg_norm.BatchNorm) and module.allow_single_element:
         return "'allow_single_element=True' looks at this rank's rows only; leave it off"
     if not _is_of_pyg(module):
-        return _own_code_objection(module)
+        return dimension_objection(module) or _own_code_objection(module)
     name = f"{type(module).__module__}.{type(module).__qualname__}"
-    known = type(module).__name__ in EXACT_LAYERS or name.startswith(ROW_WISE)
-    return None if known else "this PyG module has not been tested over several ranks"
+    if type(module).__name__ in EXACT_LAYERS or name.startswith(ROW_WISE):
+        return None
+    reasons = (reason for place, reason in REFUSED_PLACES.items() if name.startswith(place))
+    return next(reasons, "this PyG module has not been tested over several ranks")
 
 
-_LIBRARIES = ("torch.", "torchmetrics.", "lightning.", "lightning_gnncomm.")
+def _is_attention_of_gps(path: str, modules: dict[str, nn.Module]) -> bool:
+    parent, _, name = path.rpartition(".")
+    return name == "attn" and isinstance(modules.get(parent), GPSConv)
+
+
+_LIBRARIES = ("torch.", "torch_geometric.", "torchmetrics.", "lightning.", "lightning_gnncomm.")
 
 
 def _own_code_objection(module: nn.Module) -> str | None:
     """Judge a module of the user's: torch's own layers treat rows one by one, but its forward may do anything."""
     if f"{type(module).__module__}.".startswith(_LIBRARIES):
         return None
-    found = far_reads(type(module).forward)
+    found = far_reads_of(type(module), _LIBRARIES)
     if found is None and isinstance(module, MessagePassing):
         return "this layer has no source to read, and has not been tested over several ranks"
     return f"its forward may look beyond this rank's nodes: {', '.join(found)}" if found else None
@@ -159,7 +209,7 @@ def _layer_objection(layer: MessagePassing) -> str | None:
     if layer.explain:
         return "explanation masks hold the edges of the whole graph"
     if layer.decomposed_layers > 1:
-        return "decomposed_layers > 1 would exchange each slice of the features separately"
+        return "decomposed_layers > 1 would exchange each slice of the features separately; leave it at 1, which costs memory only"
     if _is_of_pyg(layer):
         known = type(layer).__name__ in EXACT_LAYERS
         return None if known else "this message-passing layer has not been tested over several ranks"

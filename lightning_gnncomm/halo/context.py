@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from lightning_gnncomm.graph.plan import HaloPlan
 from lightning_gnncomm.halo.cache import TensorCache
 from lightning_gnncomm.halo.exchange import Message, all_reduce_sum, collect_rows, exchange_rows
 from lightning_gnncomm.halo.remote import RemoteSource
+from lightning_gnncomm.halo.replay import Received, Replay, in_backward
 from lightning_gnncomm.halo.reversal import Reversal, reverse
 from lightning_gnncomm.slots import Role, Slot
 
@@ -45,6 +46,10 @@ class HaloContext:
         self._reversals: TensorCache[Reversal] = TensorCache(capacity=2)
         self._edge_values: TensorCache[Tensor] = TensorCache(capacity=8)
         self._lasting: dict[int, Tensor] = {}
+        self._replay = Replay()
+        self._repeatable: tuple[HaloPlan | None, Mapping[str, Any]] = (None, {})
+        self._repeated: list[tuple[HaloPlan | None, set[int]]] = []
+        self.gatherings: TensorCache[HaloPlan] = TensorCache(capacity=2)
         self.matrices: TensorCache[Any] = TensorCache(capacity=8)
         self.adjacencies: TensorCache[tuple[Tensor, Tensor | None]] = TensorCache(capacity=8)
 
@@ -67,7 +72,9 @@ class HaloContext:
                 f"Partition the graph into {self.channel.wire.world_size} parts."
             )
         self.plan, self.step_number, self.exact = plan, number, exact
-        self._static = {id(value) for value in tensors.values() if isinstance(value, Tensor)}
+        self._static = _ids(tensors)
+        self._repeatable = plan, tensors
+        self._replay.forget()
         self._node_ids = tensors.get("n_id")
         self._calls.clear()
         try:
@@ -76,6 +83,40 @@ class HaloContext:
             self.plan = None
             self._static = set()
             self.forget_rows()
+
+    def begin_call(self, layer: str) -> None:
+        """Note that an intercepted module is being called; inside a backward pass, take the last step up again.
+
+        Activation checkpointing repeats calls there. They are given what they received the first time; see :class:`Replay`.
+
+        Raises:
+            RuntimeError: If that is not at hand.
+        """
+        if not in_backward():
+            if self.plan is not None:
+                self._replay.begin(layer)
+            return
+        self._replay.rewind(layer)
+        self._repeated.append((self.plan, self._static))
+        plan, tensors = self._repeatable
+        self.plan, self._static = plan, _ids(tensors)
+
+    def own(self, value: Any) -> Any:
+        """Return the batch's own tensor that a repeated call got a copy of, which torch's reentrant checkpointing makes."""
+        if not self._repeated or not isinstance(value, Tensor) or value.requires_grad:
+            return value
+        looks = value.data_ptr(), value.dtype, value.shape, value.stride()
+        for own in self._repeatable[1].values():
+            if isinstance(own, Tensor) and (own.data_ptr(), own.dtype, own.shape, own.stride()) == looks:
+                return own
+        return value
+
+    def end_call(self) -> None:
+        """Note that an intercepted module's call has ended."""
+        if self._repeated:
+            self.plan, self._static = self._repeated.pop()
+            if not self._repeated:
+                self._rows.clear()
 
     @property
     def is_distributed(self) -> bool:
@@ -144,9 +185,27 @@ class HaloContext:
         assert self.plan is not None
         slots = [self._slot(layer, argument, role) for argument in blocks]
         moved = [x.movedim(dim, 0) for x in blocks.values()]
-        received = self.source.rows(moved, self.plan, slots, self.step_number, self.exact)
+        received = self.receive(moved, self.plan, slots, self.exact)
         for x, own, rows in zip(blocks.values(), moved, received, strict=True):
             self._rows.put(torch.cat([own, rows]).movedim(0, dim), x, extra=(dim, id(self.plan)))
+
+    def receive(self, blocks: Sequence[Tensor], plan: HaloPlan, slots: Sequence[Slot], exact: bool) -> list[Tensor]:
+        """Return the rows of other ranks ``[H, *F_k]`` that a plan brings for each of ``blocks``, in one exchange.
+
+        A call that is repeated in the backward pass gets the rows of the first time, and exchanges nothing but their gradients.
+        Rows that were not received then, since they were kept from earlier steps, are fetched as they are.
+        """
+        if self._repeated:
+            known = [found for slot in slots if (found := self._replay.next(slot.layer, slot.argument)) is not None]
+            names, values = tuple(found.slot for found in known), tuple(found.values for found in known)
+            if len(known) < len(slots):
+                return exchange_rows(blocks, Message(self.channel, plan, tuple(slots), self.step_number, exact=True))
+            return exchange_rows(blocks, Message(self.channel, plan, names, self.step_number, exact, values))
+        rows = self.source.rows(blocks, plan, slots, self.step_number, exact)
+        if not self.exact:
+            for slot, received in zip(slots, rows, strict=True):
+                self._replay.keep(Received(slot, received))
+        return rows
 
     def _fetch_constant(self, x: Tensor, layer: str, argument: str, dim: int) -> None:
         """Exchange a tensor of the batch itself at its first use and keep the halo rows."""
@@ -231,12 +290,21 @@ class HaloContext:
 
     def all_reduce(self, x: Tensor, layer: str) -> Tensor:
         """Return the differentiable sum of ``x`` over all ranks (statistics of norms)."""
-        return all_reduce_sum(x, self.channel, Slot(layer, "statistics", role=Role.NORM))
+        slot = Slot(layer, "statistics", role=Role.NORM)
+        known = self._replay.next(layer, slot.argument) if self._repeated else None
+        total = all_reduce_sum(x, self.channel, slot, known.values if known else None)
+        if not self.exact and not self._repeated:
+            self._replay.keep(Received(slot, total))
+        return total
 
     def _slot(self, layer: str, argument: str, role: Role) -> Slot:
         call = self._calls[layer, argument]
         self._calls[layer, argument] += 1
         return Slot(layer, argument, call=call, role=role)
+
+
+def _ids(tensors: Mapping[str, Any]) -> set[int]:
+    return {id(value) for value in tensors.values() if isinstance(value, Tensor)}
 
 
 class Scope(NamedTuple):

@@ -18,13 +18,17 @@ __all__ = ["Message", "all_reduce_sum", "collect_rows", "exchange_rows"]
 
 
 class Message(NamedTuple):
-    """Everything about a message but its rows: the ways it takes, and the name of each block of rows in it."""
+    """Everything about a message but its rows: the ways it takes, and the name of each block of rows in it.
+
+    ``received`` are its rows if they are at hand already; then nothing but their gradients will travel.
+    """
 
     channel: Channel
     plan: HaloPlan
     slots: tuple[Slot, ...]
     step: int
     exact: bool
+    received: tuple[Tensor, ...] | None = None
 
 
 class _Exchange(torch.autograd.Function):
@@ -33,14 +37,16 @@ class _Exchange(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, message: Message, *blocks: Tensor) -> tuple[Tensor, ...]:
         ctx.message, ctx.num_rows = message, blocks[0].size(0)
-        channel, plan, slots, step, exact = message
+        channel, plan, slots, step, exact, received = message
+        if received is not None:
+            return tuple(rows.detach().view(rows.size(0), x.size(1)) for rows, x in zip(received, blocks, strict=True))
         sent = [(slot, x.index_select(0, plan.send_index)) for slot, x in zip(slots, blocks, strict=True)]
         return tuple(channel.carry(sent, plan.send_counts, plan.recv_counts, step, plan.send_key, exact))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        channel, plan, slots, step, exact = ctx.message
+        channel, plan, slots, step, exact, _ = ctx.message
         needed = [k for k in range(len(slots)) if ctx.needs_input_grad[k + 1]]
         sent = [(_adjoint(slots[k]), grads[k].contiguous()) for k in needed]
         received = channel.carry(sent, plan.recv_counts, plan.send_counts, step, plan.recv_key, exact)
@@ -67,14 +73,14 @@ class _Collect(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, message: Message, x: Tensor) -> Tensor:
         ctx.message = message
-        channel, plan, (slot,), step, exact = message
+        channel, plan, (slot,), step, exact, _ = message
         (rows,) = channel.carry([(slot, x)], plan.recv_counts, plan.send_counts, step, plan.recv_key, exact)
         return rows.new_zeros(plan.num_local, rows.size(1)).index_add_(0, plan.send_index, rows)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:
-        channel, plan, (slot,), step, exact = ctx.message
+        channel, plan, (slot,), step, exact, _ = ctx.message
         sent = grad.index_select(0, plan.send_index)
         (rows,) = channel.carry([(slot, sent)], plan.send_counts, plan.recv_counts, step, plan.send_key, exact)
         return None, rows
@@ -91,17 +97,17 @@ class _AllReduceSum(torch.autograd.Function):
     """Sum over ranks; the adjoint of a sum that every rank uses is the sum of all ranks' gradients."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, channel: Channel, slot: Slot) -> Tensor:
+    def forward(ctx: Any, x: Tensor, channel: Channel, slot: Slot, known: Tensor | None) -> Tensor:
         ctx.channel, ctx.slot = channel, slot
-        return channel.all_reduce(x, slot)
+        return channel.all_reduce(x, slot) if known is None else known.clone()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.channel.all_reduce(grad, ctx.slot), None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        return ctx.channel.all_reduce(grad, ctx.slot), None, None, None
 
 
-def all_reduce_sum(x: Tensor, channel: Channel, slot: Slot) -> Tensor:
-    """Return the sum of ``x`` over all ranks, differentiably."""
-    total: Tensor = _AllReduceSum.apply(x, channel, slot)  # type: ignore[no-untyped-call]
+def all_reduce_sum(x: Tensor, channel: Channel, slot: Slot, known: Tensor | None = None) -> Tensor:
+    """Return the sum of ``x`` over all ranks, differentiably; if it is ``known``, only gradients are summed."""
+    total: Tensor = _AllReduceSum.apply(x, channel, slot, known)  # type: ignore[no-untyped-call]
     return total

@@ -20,7 +20,14 @@ from lightning_gnncomm.graph.plan import HaloPlan
 from lightning_gnncomm.halo.context import HaloContext, Scope, enter_scope, leave_scope
 from lightning_gnncomm.halo.sparse import aggregator
 
-__all__ = ["intercept_aggregation", "intercept_directed", "intercept_layer", "removal", "unsplittable_arguments"]
+__all__ = [
+    "intercept_aggregation",
+    "intercept_directed",
+    "intercept_layer",
+    "removal",
+    "scope_hooks",
+    "unsplittable_arguments",
+]
 
 
 def intercept_layer(layer: MessagePassing, path: str, context: HaloContext) -> Callable[[], None]:
@@ -31,7 +38,7 @@ def intercept_layer(layer: MessagePassing, path: str, context: HaloContext) -> C
         path: Its path inside the model, for slots and messages.
         context: The shared state of the model's hooks.
     """
-    handles = [*_scope_hooks(layer, path, context)]
+    handles = [*scope_hooks(layer, path, context)]
     if type(layer).__name__ in _WANT_SQUARE:
         handles.append(layer.register_forward_pre_hook(_list_edges(type(layer), context), with_kwargs=True))
     arguments = _source_arguments([*layer._user_args, *layer._fused_user_args])
@@ -275,25 +282,23 @@ def _drop_cached_normalisation(layer: MessagePassing) -> None:
             setattr(layer, name, None)
 
 
-def _scope_hooks(layer: torch.nn.Module, path: str, context: HaloContext) -> list[RemovableHandle]:
+def scope_hooks(layer: torch.nn.Module, path: str, context: HaloContext) -> list[RemovableHandle]:
     """Mark the layer's calls on the thread, so that redirected functions know where they are called from."""
 
-    def enter(module: torch.nn.Module, args: Any) -> None:
-        if context.plan is None and torch._C._current_graph_task_id() != -1:
-            raise RuntimeError(
-                f"Layer '{path}' ran again inside the backward pass. Activation checkpointing of a layer that exchanges halo rows "
-                f"is not supported yet; switch it off for this layer."
-            )
+    def enter(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        context.begin_call(path)
         if context.is_distributed:
             context.forget_rows()
             enter_scope(Scope(context, path))
+        return tuple(map(context.own, args)), {name: context.own(value) for name, value in kwargs.items()}
 
     def leave(module: torch.nn.Module, args: Any, output: Any) -> None:
         if context.is_distributed:
             leave_scope()
+        context.end_call()
 
     return [
-        layer.register_forward_pre_hook(enter),
+        layer.register_forward_pre_hook(enter, with_kwargs=True),
         layer.register_forward_hook(leave, always_call=True),
     ]
 

@@ -140,6 +140,7 @@ def _redirect_reductions(layer: torch.nn.Module, path: str, context: HaloContext
     """Fill in a missing batch vector, with which PyG's norms reduce through functions that :data:`STATISTICS` redirects."""
 
     def enter(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        context.begin_call(path)
         if not context.is_distributed:
             return None
         enter_scope(Scope(context, path))
@@ -158,6 +159,7 @@ def _redirect_reductions(layer: torch.nn.Module, path: str, context: HaloContext
     def leave(module: torch.nn.Module, args: Any, output: Any) -> None:
         if context.is_distributed:
             leave_scope()
+        context.end_call()
 
     return removal(
         [

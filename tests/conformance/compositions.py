@@ -219,6 +219,36 @@ class Recomputed(nn.Module):
         return checkpoint(self.conv, x, edge_index, use_reentrant=False)
 
 
+class RecomputedBlocks(nn.Module):
+    """Blocks with norms and attention below both kinds of checkpointing, the second fed by the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = pyg.Sequential(
+            "x, edge_index",
+            [
+                (pyg.SAGEConv(6, 6), "x, edge_index -> x"),
+                (pyg.GATConv(6, 6), "x, edge_index -> x"),
+                pyg.GraphNorm(6),
+                nn.Tanh(),
+                nn.BatchNorm1d(6),
+                nn.ELU(),
+            ],
+        )
+        self.second = pyg.GPSConv(6, pyg.TAGConv(6, 6, K=2), heads=2)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        x = checkpoint(self.first, x, edge_index, use_reentrant=False)
+        return checkpoint(self.second, x.sigmoid(), edge_index, use_reentrant=True)
+
+
+class RecomputedTwice(Recomputed):
+    """One layer in two checkpointed calls."""
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return super().forward(super().forward(x, edge_index), edge_index)
+
+
 class Jumping(nn.Module):
     """JumpingKnowledge over a user's stack."""
 
@@ -274,9 +304,11 @@ def on_data(module: nn.Module, data: Data) -> Any:
     return module(data)
 
 
-def one(make: Callable[[], nn.Module], call: Any = EDGES, reason: str = "") -> tuple[Callable[[], nn.Module], Recipe]:
-    """A composition: what makes it, how it is called, and why it must be refused if so."""
-    return make, Recipe((), [opt(call)], reason)
+def one(
+    make: Callable[[], nn.Module], call: Any = EDGES, unfit: bool = False
+) -> tuple[Callable[[], nn.Module], Recipe]:
+    """A composition: what makes it, how it is called, and whether it must be refused."""
+    return make, Recipe((), [opt(call)], unfit)
 
 
 COMPOSITIONS: dict[str, tuple[Callable[[], nn.Module], Recipe]] = {
@@ -303,21 +335,25 @@ COMPOSITIONS: dict[str, tuple[Callable[[], nn.Module], Recipe]] = {
     **{f"DeepGCNLayer {block} with batch norm": one(deep(block)) for block in ("res+", "res", "dense", "plain")},
     "DeepGCNLayer res+ with ckpt_grad": one(deep("res+", ckpt_grad=True)),
     "torch.utils.checkpoint around a layer": one(Recomputed),
-    "torch.compile(GCN)": one(
-        lambda: torch.compile(pyg.GCN(6, 8, 2), backend="eager"), reason="torch.compile skips hooks"
-    ),
+    "torch.utils.checkpoint around blocks with norms and attention": one(RecomputedBlocks),
+    "torch.utils.checkpoint around two calls of a layer": one(RecomputedTwice),
+    "GroupAddRev disable=True": one(lambda: pyg.GroupAddRev(pyg.SAGEConv(3, 3), num_groups=2, disable=True)),
+    "torch.compile(GCN)": one(lambda: torch.compile(pyg.GCN(6, 8, 2), backend="eager"), unfit=True),
     "layers along and against the edges": one(BothFlows),
     "rows changed in place": one(InPlace),
     "frozen layer before one that learns": one(Frozen),
     "embedding table read by n_id": one(Embedded, on_data),
     "features [2, N, F]": one(Stacked, on_data),
     "virtual node by global_mean_pool": one(Pooled),
-    "nn.TransformerEncoderLayer over nodes": one(
-        lambda: nn.TransformerEncoderLayer(6, 2), reason="attends to all nodes"
+    "nn.TransformerEncoderLayer over nodes": one(lambda: nn.TransformerEncoderLayer(6, 2), unfit=True),
+    "nn.MultiheadAttention over nodes": one(lambda: nn.MultiheadAttention(6, 2), unfit=True),
+    "nn.InstanceNorm1d": one(lambda: nn.InstanceNorm1d(6), X),
+    "nn.InstanceNorm1d with running statistics": one(
+        lambda: nn.InstanceNorm1d(6, track_running_stats=True), unfit=True
     ),
-    "nn.MultiheadAttention over nodes": one(lambda: nn.MultiheadAttention(6, 2), reason="attends to all nodes"),
-    "nn.InstanceNorm1d": one(lambda: nn.InstanceNorm1d(6), reason="statistics over nodes"),
+    "nn.Softmax over nodes": one(lambda: nn.Softmax(dim=0), unfit=True),
+    "nn.SyncBatchNorm": one(lambda: nn.SyncBatchNorm(6), X),
     "nn.BatchNorm1d": one(lambda: nn.BatchNorm1d(6), X),
     "nn.LayerNorm": one(lambda: nn.LayerNorm(6), X),
-    "TopKPooling": one(lambda: pyg.TopKPooling(6), reason="ranks all nodes"),
+    "TopKPooling": one(lambda: pyg.TopKPooling(6), unfit=True),
 }

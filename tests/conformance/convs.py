@@ -45,6 +45,11 @@ def signed(module: nn.Module, data: Data) -> Any:
     return module(data.x, data.edge_index[:, positive], data.edge_index[:, ~positive])
 
 
+@labelled("one graph")
+def one_graph(module: nn.Module, data: Data) -> Any:
+    return module(data.x, data.edge_index, torch.zeros_like(data.node_type))
+
+
 @labelled("x [N, 2, F]")
 def stacked(module: nn.Module, data: Data) -> Any:
     return module(torch.stack([data.x, data.x_0], 1), data.edge_index, data.edge_weight)
@@ -493,6 +498,11 @@ CONVS: dict[str, Recipe] = {
         opt(conv=layer("GCNConv", 6, 6), heads=2),
         opt(conv=layer("GCNConv", 6, 6), attn_type="performer"),
         opt(conv=layer("SAGEConv", 6, 6), norm=None),
+        opt(conv=None, norm=None),
+        opt(conv=None, norm=None, attn_type="performer", heads=2),
+        opt(conv=None, norm=None, attn_kwargs={"add_bias_kv": True, "add_zero_attn": True}),
+        opt(one_graph, conv=layer("SGConv", 6, 6), norm="layer_norm", heads=3),
+        opt(one_graph, conv=layer("SGConv", 6, 6), norm="graph_norm", attn_type="performer"),
     ),
     "AntiSymmetricConv": recipe(6)(
         opt(), opt(num_iters=3), opt(phi=layer("SAGEConv", 6, 6)), opt(WEIGHT), opt(act=None, bias=False)

@@ -91,10 +91,6 @@ class Edge(nn.Module):
         return x.index_add(0, edge_index[1], self.lin(x)[edge_index[0]])
 
 
-GRAPH_LEVEL = "not node-level: one output for each (small) graph"
-MOLECULE = "not node-level: molecules, whose edges it draws itself by distance"
-LINK_LEVEL = "not node-level: scores of node pairs"
-OWN_LOSS = "its losses sample pairs of the whole graph"
 H = (6, 8, 2, 5)
 ENCODER = layer("GCNConv", 6, 8)
 POLYNORMER = {"local_layers": 2, "global_layers": 1, "in_dropout": 0.0, "dropout": 0.0, "global_dropout": 0.0}
@@ -133,29 +129,24 @@ MODELS: dict[str, Recipe] = {
     ),
     "HeteroJumpingKnowledge": recipe(["n"])(opt(hetero_jumps, mode="cat"), opt(hetero_jumps, mode="max")),
     "MetaLayer": recipe()(opt(nodes_only, node_model=Later(Edge, "x[edge_index[0]]"))),
-    "Node2Vec": unfit(
-        "not node-level: an embedding table trained on random walks", torch.zeros(2, 1, dtype=torch.long), 4, 2, 2
-    ),
-    "DeepGraphInfomax": unfit(
-        "its summary and corruption run over all nodes", 8, ENCODER, nn.Identity(), nn.Identity()
-    ),
-    "InnerProductDecoder": unfit(LINK_LEVEL),
-    "GAE": unfit(OWN_LOSS, ENCODER),
-    "VGAE": unfit(OWN_LOSS, ENCODER),
-    "ARGA": unfit(OWN_LOSS, ENCODER, nn.Identity()),
-    "ARGVA": unfit(OWN_LOSS, ENCODER, nn.Identity()),
+    "Node2Vec": unfit(torch.zeros(2, 1, dtype=torch.long), 4, 2, 2),
+    "DeepGraphInfomax": unfit(8, ENCODER, nn.Identity(), nn.Identity()),
+    "InnerProductDecoder": unfit(),
+    "GAE": unfit(ENCODER),
+    "VGAE": unfit(ENCODER),
+    "ARGA": unfit(ENCODER, nn.Identity()),
+    "ARGVA": unfit(ENCODER, nn.Identity()),
     "SignedGCN": recipe(6, 8, 2)(opt(signed)),
-    "RENet": unfit("not node-level: events between entities over time", 4, 2, 8, 3),
-    "GraphUNet": unfit("ranks all nodes to pool them", 6, 8, 5, 2),
-    "SchNet": unfit(MOLECULE, 8, 8, 1),
-    "DimeNet": unfit(MOLECULE, 8, 1, 1, 2, 2, 2),
-    "DimeNetPlusPlus": unfit(MOLECULE, 8, 1, 1, 4, 4, 8, 2, 2),
-    "GPSE": unfit(GRAPH_LEVEL, 4, 4, 8, layers_mp=2),
+    "RENet": unfit(4, 2, 8, 3),
+    "GraphUNet": unfit(6, 8, 5, 2),
+    "SchNet": unfit(8, 8, 1),
+    "DimeNet": unfit(8, 1, 1, 2, 2, 2),
+    "DimeNetPlusPlus": unfit(8, 1, 1, 4, 4, 8, 2, 2),
+    "GPSE": unfit(4, 4, 8, layers_mp=2),
     "GPSENodeEncoder": recipe(12, 6, 5)(
         opt(takes("x", "x_0"), dim_in=6, expand_x=True, dropout_be=0.0, dropout_ae=0.0)
     ),
     "MetaPath2Vec": unfit(
-        "not node-level: an embedding table trained on random walks",
         {("n", "to", "n"): torch.zeros(2, 1, dtype=torch.long)},
         4,
         [("n", "to", "n")],
@@ -167,7 +158,6 @@ MODELS: dict[str, Recipe] = {
         opt(ckpt_grad=True),
     ),
     "TGNMemory": unfit(
-        "not node-level: events between nodes over time",
         4,
         2,
         2,
@@ -179,28 +169,32 @@ MODELS: dict[str, Recipe] = {
         *(opt(call, num_layers=2, alpha=0.8) for call in (soft_labels, soft_labels_only, class_labels))
     ),
     "CorrectAndSmooth": recipe(2, 0.8, 2, 0.7)(opt(correct_and_smooth), opt(correct_and_smooth, autoscale=False)),
-    "AttentiveFP": unfit(GRAPH_LEVEL, 6, 8, 5, 4, 2, 2),
+    "AttentiveFP": unfit(6, 8, 5, 4, 2, 2),
     "RECT_L": recipe(6, 8)(opt(), opt(WEIGHT), opt(normalize=False)),
     "LINKX": recipe(NUM_NODES)(
         opt(in_channels=6, hidden_channels=8, out_channels=5, num_layers=2),
         opt(WEIGHT, in_channels=6, hidden_channels=8, out_channels=5, num_layers=2, num_edge_layers=2),
     ),
-    "LightGCN": unfit(LINK_LEVEL + ", from an embedding table over all nodes", NUM_NODES, 8, 2),
+    "LightGCN": unfit(NUM_NODES, 8, 2),
     "MaskLabel": recipe(3)(
         opt(takes("x", "y", "mask"), out_channels=6), opt(takes("x", "y", "mask"), out_channels=6, method="concat")
     ),
-    "GroupAddRev": unfit(
-        "frees its input and runs its layers again in the backward pass", layer("SAGEConv", 3, 3), num_groups=2
-    ),
-    "GNNFF": unfit(MOLECULE, 8, 8, 1),
+    "GroupAddRev": unfit(layer("SAGEConv", 3, 3), num_groups=2),
+    "GNNFF": unfit(8, 8, 1),
     "PMLP": recipe(*H[:2], 5, 2)(opt(), opt(norm=False, bias=False)),
-    "NeuralFingerprint": unfit(GRAPH_LEVEL, 6, 8, 5, 2),
-    "ViSNet": unfit(MOLECULE, hidden_channels=8, num_heads=2, num_layers=1, num_rbf=4),
-    "LPFormer": unfit(LINK_LEVEL, 6, 8),
-    "SGFormer": recipe(6, 8, 5)(opt(whole, trans_dropout=0.0, gnn_dropout=0.0)),
+    "NeuralFingerprint": unfit(6, 8, 5, 2),
+    "ViSNet": unfit(hidden_channels=8, num_heads=2, num_layers=1, num_rbf=4),
+    "LPFormer": unfit(6, 8),
+    "SGFormer": recipe(6, 8, 5)(
+        *(
+            opt(whole, trans_dropout=0.0, gnn_dropout=0.0, **more)
+            for more in ({}, {"trans_num_heads": 2, "aggregate": "cat"})
+        )
+    ),
     "Polynormer": recipe(6, 8, 5)(
         *(opt(whole, **POLYNORMER, local_attn=attn) for attn in (False, True)),
         opt(with_global_attention, **POLYNORMER),
+        opt(with_global_attention, **POLYNORMER, qk_shared=True, pre_ln=True, post_bn=False),
     ),
-    "ARLinkPredictor": unfit(LINK_LEVEL, 6, 8),
+    "ARLinkPredictor": unfit(6, 8),
 }

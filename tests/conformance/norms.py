@@ -56,7 +56,7 @@ NORMS: dict[str, Recipe] = {
 
 
 AGGREGATIONS: dict[str, Recipe] = {
-    "Aggregation": unfit("abstract"),
+    "Aggregation": unfit(),
     "MultiAggregation": recipe(["mean", "max"])(
         *(opt(mode=mode) for mode in ("cat", "sum", "mean", "max", "std")),
         opt(mode="proj", mode_kwargs={"in_channels": 6, "out_channels": 5}),

@@ -91,11 +91,11 @@ class Option(NamedTuple):
 
 
 class Recipe(NamedTuple):
-    """Positional arguments that all cases of a class share, the cases, and why it cannot run over parts if so."""
+    """Positional arguments that all cases of a class share, the cases, and whether it cannot run over parts."""
 
     args: tuple[Any, ...]
     options: list[Option]
-    unfit: str = ""
+    unfit: bool = False
 
 
 def opt(call: Any = EDGES, /, on: str = "random", **kwargs: Any) -> Option:
@@ -108,9 +108,9 @@ def recipe(*args: Any) -> Callable[..., Recipe]:
     return lambda *options: Recipe(args, list(options))
 
 
-def unfit(reason: str, *args: Any, **kwargs: Any) -> Recipe:
+def unfit(*args: Any, **kwargs: Any) -> Recipe:
     """A class that computes something else than rows of nodes from a graph; it has to be refused."""
-    return Recipe(args, [Option(EDGES, "random", kwargs)], reason)
+    return Recipe(args, [Option(EDGES, "random", kwargs)], unfit=True)
 
 
 def cases_of(group: str, make: Callable[..., nn.Module], name: str, found: Recipe) -> list[Case]:

@@ -44,7 +44,7 @@ class Case:
         call: Calls the module on a graph; what it returns has one row per node.
         kind: Kind of graph.
         static_edges: Edge attributes never get a gradient (the layer caches what it computes from them).
-        unfit: Why the class cannot run over parts of a graph, if so: it must be refused and is not run.
+        unfit: Whether the class cannot run over parts of a graph: it must be refused and is not run.
     """
 
     group: str
@@ -54,7 +54,7 @@ class Case:
     call: Call
     kind: str = "random"
     static_edges: bool = False
-    unfit: str = ""
+    unfit: bool = False
 
     def module(self) -> nn.Module:
         """Return a new module, as a user's model holds it: below a path."""
@@ -111,7 +111,7 @@ class Pass:
         tensors: Outputs, gradients and buffers by name.
         counts: Collectives of a later step of a hidden layer (input rows that change, adjacency that does not).
         raw: The same for a first layer that reads the features of the batch.
-        roles: Roles of the messages sent; ``"degree"`` and ``"statistics"`` for those.
+        roles: Roles of the messages sent; ``"degree"``, ``"statistics"`` and ``"attention"`` for those.
     """
 
     tensors: dict[str, Tensor]
@@ -241,7 +241,8 @@ class _Runner:
         if self.context is None:
             return set()
         slots = self.context.channel.traffic.records
-        return {slot.argument if slot.argument in ("statistics", "degree") else slot.role.value for slot in slots}
+        special = ("statistics", "degree", "attention")
+        return {slot.argument if slot.argument in special else slot.role.value for slot in slots}
 
 
 @contextmanager

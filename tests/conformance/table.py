@@ -79,7 +79,7 @@ def row_of(case: Case, twins: bool = True) -> Row:
     if refusal is not None:
         return Row(*_key(case), REFUSED, _reasons(refusal, model), if_allowed=_if_allowed(case, model))
     if case.unfit:
-        return Row(*_key(case), WRONG, f"taken, though {case.unfit}")
+        return Row(*_key(case), WRONG, "taken, though it cannot run over parts of a graph")
     return _row_of_a_taken_model(case, model, twins)
 
 

@@ -25,7 +25,17 @@ from tests.conformance.support import PATH, document, read, worse
 from tests.conformance.table import EXACT, GOOD, REFUSED, WRONG, Row, missing_rows, rows_of, run
 
 RANKS = 3
-SAMPLE = ["GCNConv", "GATv2Conv", "ChebConv", "TransformerConv", "APPNP", "BatchNorm", "GraphSAGE", "pyg.Sequential"]
+SAMPLE = [
+    "GCNConv",
+    "GATv2Conv",
+    "ChebConv",
+    "TransformerConv",
+    "GPSConv",
+    "APPNP",
+    "BatchNorm",
+    "GraphSAGE",
+    "pyg.Sequential",
+]
 
 
 def first_cases() -> dict[str, Case]:

@@ -33,6 +33,19 @@ class _WrongDegrees(RemoteSource):
         ]
 
 
+class _WithoutGathering(RemoteSource):
+    """Halo rows as they are, but zeros for what is gathered from all nodes."""
+
+    def rows(self, blocks: Sequence[Tensor], plan: Any, slots: Any, step: int, exact: bool) -> list[Tensor]:
+        if any(slot.argument == "attention" for slot in slots):
+            return [x.new_zeros(plan.num_halo, *x.shape[1:]) for x in blocks]
+        return super().rows(blocks, plan, slots, step, exact)
+
+
+def _without_gathering(context: HaloContext) -> None:
+    context.source = _WithoutGathering(context.channel)
+
+
 def _without_exchange(context: HaloContext) -> None:
     context.source = _ZeroRows(context.channel)
 
@@ -55,6 +68,7 @@ def _with_local_statistics(context: HaloContext) -> None:
 TWINS: dict[str, tuple[str, Callable[[HaloContext], None]]] = {
     "without exchange": (Role.FEATURE.value, _without_exchange),
     "with wrong degrees": ("degree", _with_wrong_degrees),
+    "without gathering": ("attention", _without_gathering),
     "with local statistics": ("statistics", _with_local_statistics),
 }
 """What is spoilt: for which role of messages it must show, and how."""

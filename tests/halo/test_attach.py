@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch_geometric.nn as pyg
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 from torch_geometric.data import Data
 
 from lightning_gnncomm.codecs import IdentityCodec
@@ -59,14 +58,19 @@ class OwnPropagate(OwnConv):
         return kwargs["x"]
 
 
+class Untested(nn.Module):
+    __module__ = "torch_geometric.nn.models.brand_new"
+
+
 def context_of(wire: Any = None) -> HaloContext:
     return HaloContext(Channel(wire, IdentityCodec(), Synchronous()))
 
 
 REFUSED: dict[str, tuple[nn.Module, str]] = {
-    "sampled layer": (pyg.SuperGATConv(4, 4), r"'0' \(SuperGATConv\): its attention loss samples"),
-    "global attention": (pyg.GPSConv(4, pyg.GCNConv(4, 4)), r"'0' \(GPSConv\): it attends to every node"),
-    "untested model": (pyg.LightGCN(4, 4, 1), "has not been tested"),
+    "link-level model": (pyg.LightGCN(4, 4, 1), r"'0' \(LightGCN\): it scores pairs of nodes.*use LGConv"),
+    "hyperedges": (pyg.HypergraphConv(4, 4), r"'0' \(HypergraphConv\): .*Make hyperedges nodes of the graph"),
+    "untested module": (Untested(), r"'0' \(Untested\): this PyG module has not been tested"),
+    "freed input": (pyg.GroupAddRev(pyg.SAGEConv(2, 2), num_groups=2), "disable=True"),
     "reduction in forward": (
         Centred(),
         r"'0' \(Centred\): its forward may look beyond.*'x.mean\(dim=0\)' in line \d+",
@@ -78,9 +82,15 @@ REFUSED: dict[str, tuple[nn.Module, str]] = {
     "decomposed": (pyg.SAGEConv(4, 4, decomposed_layers=2), "decomposed_layers"),
     "attention": (nn.MultiheadAttention(4, 1), "computes across rows"),
     "transformer": (nn.TransformerEncoderLayer(4, 1), "computes across rows"),
-    "torch instance norm": (nn.InstanceNorm1d(4), "computes across rows"),
-    "global pooling": (pyg.SumAggregation(), "has not been tested"),
-    "top-k pooling": (pyg.TopKPooling(4), "has not been tested"),
+    "torch instance norm": (nn.InstanceNorm1d(4, track_running_stats=True), "running statistics are means over rows"),
+    "softmax over nodes": (nn.Softmax(dim=0), "computes along dimension 0"),
+    "softmax over what torch chooses": (nn.LogSoftmax(), "give it 'dim=-1'"),
+    "flattened nodes": (nn.Flatten(0), "computes along dimension 0"),
+    "similarity of columns": (nn.CosineSimilarity(dim=0), "computes along dimension 0"),
+    "attention to all rows": (pyg.attention.QFormer(4, 4, 4, 2, 1), r"'0' \(QFormer\).*use GPSConv"),
+    "global pooling": (pyg.SumAggregation(), r"'0' \(SumAggregation\): outside a message-passing layer it reduces"),
+    "top-k pooling": (pyg.TopKPooling(4), r"'0' \(TopKPooling\): it pools nodes that lie on several ranks"),
+    "dense layer": (pyg.DenseGCNConv(4, 4), r"'0' \(DenseGCNConv\): it takes the dense adjacency"),
     "single-element batch norm": (pyg.BatchNorm(4, allow_single_element=True), "allow_single_element"),
     "compiled": (torch.compile(nn.Linear(4, 4)), "torch.compile"),
 }
@@ -135,19 +145,10 @@ def on_parts(work: Any, data: Data, parts: int = 2) -> list[Any]:
     return run_threads(lambda wire: work(wire, build_part(data, assignment, wire.rank, parts)), parts)
 
 
-def test_activation_checkpointing_is_refused_with_the_layer_named() -> None:
-    def work(wire: Wire, part: Data) -> None:
-        model = pyg.GCN(6, 8, 2, 3)
-        attachment = attach(model, context := context_of(wire))
-        try:
-            with context.step(part.halo, part.to_dict(), 0, exact=False):
-                out = checkpoint(model, part.x, part.edge_index, use_reentrant=False)
-            out.sum().backward()
-        finally:
-            attachment.detach()
-
-    with pytest.raises(RuntimeError, match=r"'convs\.[01]' ran again inside the backward pass"):
-        on_parts(work, random_graph())
+def test_of_a_refused_module_only_itself_is_named() -> None:
+    with pytest.raises(UnsupportedModuleError) as caught:
+        attach(nn.Sequential(pyg.SchNet(8, 8, 1)), context_of())
+    assert str(caught.value).count("\n  '") == 1
 
 
 def test_a_tensor_over_all_nodes_is_refused_with_the_layer_named() -> None:

@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.loader import DataLoader
-from torch_geometric.nn import GCN, SuperGATConv
+from torch_geometric.nn import GCN, HypergraphConv
 
 from lightning_gnncomm import HaloStrategy
 from lightning_gnncomm.strategies.loss import UnknownReductionError
@@ -89,7 +89,7 @@ class ByHand(Project):
 class Untested(Project):
     def __init__(self) -> None:
         super().__init__()
-        self.net.convs[1] = SuperGATConv(8, 3)
+        self.net.convs[1] = HypergraphConv(8, 3)
 
 
 MODULES = {"sum": SumLoss, "weighted": WeightedLoss, "manual": Manual, "scheduled": Scheduled}
@@ -156,7 +156,7 @@ def error_of(kind: str) -> str:
 
 
 REFUSALS = {
-    "untested layer": r"UnsupportedModuleError: (?s:.)*'net.convs.1' \(SuperGATConv\)",
+    "untested layer": r"UnsupportedModuleError: (?s:.)*'net.convs.1' \(HypergraphConv\)",
     "compiled": r"UnsupportedModuleError: (?s:.)*'net' \(OptimizedModule\): torch.compile",
     "own backward": r"RuntimeError: .*self.manual_backward",
     "rows by hand": r"IndexError: (?s:.)*must not index node rows by 'edge_index\[0\]'",
