@@ -31,7 +31,10 @@ ONLY = {
     "lightning": LAYERS[5] | LAYERS[6],
     "pytorch_lightning": LAYERS[5] | LAYERS[6],
     "torch.distributed": {"comm"} | LAYERS[6],
-    "torch_geometric.nn": {"halo.adjacency", "halo.attach", "halo.interceptors", "halo.norms", "halo.sparse", "models"}
+    "torch_geometric.nn": {
+        *("halo.adjacency", "halo.attach", "halo.interceptors", "halo.norms", "halo.relation", "halo.semantic"),
+        *("halo.sparse", "models"),
+    }
     | LAYERS[6],
     "triton": {"kernels"},
     "ctypes": {"kernels"},

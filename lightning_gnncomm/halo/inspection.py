@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -49,6 +50,8 @@ _WHOLE_GRAPH = "global_"  # global_mean_pool and its kin
 _BY_NODE = frozenset({"degree", "scatter", "bincount", "index_add", "index_add_", "scatter_add", "scatter_add_"})
 _SOURCES = frozenset({"row", "src"})  # row, col = edge_index
 _MODULES = frozenset({"torch", "F"})
+_PARSER = threading.Lock()
+"""Python 3.11 fails when threads parse at once."""
 
 
 def far_reads(function: Callable[..., Any]) -> list[str] | None:
@@ -67,7 +70,8 @@ def far_reads(function: Callable[..., Any]) -> list[str] | None:
     """
     try:
         lines, first = inspect.getsourcelines(function)
-        tree = ast.parse(textwrap.dedent("".join(lines)))
+        with _PARSER:
+            tree = ast.parse(textwrap.dedent("".join(lines)))
     except (OSError, TypeError, SyntaxError):
         return None
     return [f"'{ast.unparse(node)}' in line {first + node.lineno - 1}" for node in _suspects(tree)]
@@ -100,6 +104,8 @@ def _is_source(node: ast.expr) -> bool:
 def _may_cross_rows(call: ast.Call, name: str) -> bool:
     if isinstance(call.func, ast.Name):  # max(a, b), sum(losses): not of torch
         return False
+    if isinstance(call.func, ast.Attribute) and getattr(call.func.value, "id", "") == "self":
+        return False  # a module called self.norm, say, which is judged for itself
     keyword = next((k.value for k in call.keywords if k.arg in ("dim", "axis")), None)
     # x.mean(-1) has the dimension first, torch.mean(x, -1) second.
     of_module = isinstance(call.func, ast.Attribute) and getattr(call.func.value, "id", "") in _MODULES

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 from torch_geometric.nn.aggr import Aggregation
-from torch_geometric.nn.conv import DirGNNConv, MessagePassing
+from torch_geometric.nn.conv import DirGNNConv, FastRGCNConv, HGTConv, MessagePassing, RGCNConv
 from torch_geometric.utils import is_sparse
 
-from lightning_gnncomm.graph.plan import HaloPlan
 from lightning_gnncomm.halo.context import HaloContext, Scope, enter_scope, leave_scope
+from lightning_gnncomm.halo.relation import Relation
 from lightning_gnncomm.halo.sparse import aggregator
 
 __all__ = ["intercept_aggregation", "intercept_directed", "intercept_layer", "removal", "unsplittable_arguments"]
@@ -32,8 +32,13 @@ def intercept_layer(layer: MessagePassing, path: str, context: HaloContext) -> C
     handles = [*_scope_hooks(layer, path, context)]
     arguments = _source_arguments([*layer._user_args, *layer._fused_user_args])
     single = _single_arguments(layer)
-    hook = _exchange_hook(path, arguments, context, fusible=True, single=single)
-    handles.append(layer.register_propagate_forward_pre_hook(hook))
+    if isinstance(layer, HGTConv):
+        _extend_keys_and_values(layer, path, context)  # `propagate` sees the nodes of all types as one list
+    else:
+        hook = _exchange_hook(path, arguments, context, fusible=True, single=single)
+        handles.append(layer.register_propagate_forward_pre_hook(hook))
+    if isinstance(layer, RGCNConv):
+        handles.append(_give_ids(layer, context))
     if layer.inspector.implements("edge_update"):
         arguments = _source_arguments(layer._edge_user_args)
         handles.append(layer.register_edge_update_forward_pre_hook(_exchange_hook(path, arguments, context)))
@@ -48,9 +53,8 @@ def intercept_layer(layer: MessagePassing, path: str, context: HaloContext) -> C
     def revert() -> None:
         for handle in handles:
             handle.remove()
-        layer.__dict__.pop("edge_updater", None)
-        layer.__dict__.pop("propagate", None)
-        layer.__dict__.pop("update", None)
+        for name in ("edge_updater", "propagate", "update", "message", "_construct_src_node_feat"):
+            layer.__dict__.pop(name, None)
         _drop_cached_normalisation(layer)
 
     _drop_cached_normalisation(layer)
@@ -129,6 +133,47 @@ def _give_update_own_rows(layer: MessagePassing) -> None:
     layer.update = MethodType(update, layer)
 
 
+def _extend_keys_and_values(layer: HGTConv, path: str, context: HaloContext) -> None:
+    """Append the halo rows of each source type to its keys and values, in one exchange a type."""
+
+    def construct(
+        self: HGTConv, k_dict: dict[str, Tensor], v_dict: dict[str, Tensor], edge_index_dict: dict[Any, Tensor]
+    ) -> Any:
+        k_dict, v_dict = dict(k_dict), dict(v_dict)
+        if context.is_distributed:
+            before = context.current
+            for node_type in dict.fromkeys(edge_type[0] for edge_type in edge_index_dict):
+                context.current = context.relations.of_source(node_type)
+                names = f"k.{node_type}", f"v.{node_type}"
+                rows = context.extend_all({names[0]: k_dict[node_type], names[1]: v_dict[node_type]}, path)
+                k_dict[node_type], v_dict[node_type] = rows[names[0]], rows[names[1]]
+            context.current = before
+        return type(self)._construct_src_node_feat(self, k_dict, v_dict, edge_index_dict)
+
+    layer._construct_src_node_feat = MethodType(construct, layer)
+
+
+def _give_ids(layer: RGCNConv, context: HaloContext) -> RemovableHandle:
+    """Let RGCNConv, which looks up embeddings by node number where it gets no features, count nodes as the whole graph does."""
+
+    def enter(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        first = args[0] if args else kwargs["x"]
+        if not context.is_distributed or first is not None:
+            return None
+        ids = context.relation.node_ids
+        return ((ids, *args[1:]), kwargs) if args else (args, kwargs | {"x": ids})
+
+    if isinstance(layer, FastRGCNConv):
+
+        def message(self: FastRGCNConv, x_j: Tensor, edge_type: Tensor, edge_index_j: Tensor) -> Tensor:
+            ids = edge_index_j if x_j.is_floating_point() else x_j  # its own would take a place in the part for an id
+            return type(self).message(self, x_j, edge_type, ids)  # type: ignore[no-any-return]
+
+        layer.message = MethodType(message, layer)
+    handle: RemovableHandle = layer.register_forward_pre_hook(enter, with_kwargs=True)
+    return handle
+
+
 def intercept_aggregation(layer: Aggregation, path: str, context: HaloContext) -> Callable[[], None]:
     """Let an aggregation that pads to the largest in-degree pad to that of the whole graph; return what reverts it."""
     if "max_num_elements" not in inspect.signature(layer.forward).parameters:
@@ -179,7 +224,6 @@ def _reversal_hooks(
         given: Where the unflipped edges are found, for a layer that is called with flipped ones.
     """
     signature = inspect.signature(type(layer).forward)
-    plans: list[HaloPlan] = []
 
     def enter(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not context.is_distributed:
@@ -190,21 +234,13 @@ def _reversal_hooks(
         for name in ("edge_weight", "edge_attr", "edge_type"):
             if isinstance(call.get(name), Tensor):
                 call[name] = context.reversed_values(call[name], reversal, path, name)
-        assert context.plan is not None
-        plans.append(context.plan)
-        context.plan = reversal.plan
+        if given is None:
+            # The layer's scope began with other edges; it also ends what is set here.
+            context.turn_to([call["edge_index"]])
         call.pop("self")
         return (), call
 
-    def leave(module: torch.nn.Module, args: Any, output: Any) -> None:
-        if plans:
-            context.plan = plans.pop()
-
-    # The plan is put back before the layer's scope ends.
-    return [
-        layer.register_forward_pre_hook(enter, with_kwargs=True),
-        layer.register_forward_hook(leave, always_call=True, prepend=True),
-    ]
+    return [layer.register_forward_pre_hook(enter, with_kwargs=True)]
 
 
 def _drop_cached_normalisation(layer: MessagePassing) -> None:
@@ -215,24 +251,29 @@ def _drop_cached_normalisation(layer: MessagePassing) -> None:
 
 
 def _scope_hooks(layer: torch.nn.Module, path: str, context: HaloContext) -> list[RemovableHandle]:
-    """Mark the layer's calls on the thread, so that redirected functions know where they are called from."""
+    """Mark the layer's calls on the thread, so that redirected functions know where they are called from and on which edges."""
+    before: list[Relation | None] = []
 
-    def enter(module: torch.nn.Module, args: Any) -> None:
-        if context.plan is None and torch._C._current_graph_task_id() != -1:
+    def enter(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not context.is_in_step and torch._C._current_graph_task_id() != -1:
             raise RuntimeError(
                 f"Layer '{path}' ran again inside the backward pass. Activation checkpointing of a layer that exchanges halo rows "
                 f"is not supported yet; switch it off for this layer."
             )
         if context.is_distributed:
-            context.forget_rows()
+            context.forget_untracked_rows()
+            arguments = (*args, *kwargs.values())
+            context.relations.add_named(arguments)
+            before.append(context.turn_to(arguments, path))
             enter_scope(Scope(context, path))
 
     def leave(module: torch.nn.Module, args: Any, output: Any) -> None:
-        if context.is_distributed:
+        if before:
             leave_scope()
+            context.current = before.pop()
 
     return [
-        layer.register_forward_pre_hook(enter),
+        layer.register_forward_pre_hook(enter, with_kwargs=True),
         layer.register_forward_hook(leave, always_call=True),
     ]
 
@@ -253,16 +294,17 @@ def _exchange_hook(
     def hook(module: MessagePassing, inputs: tuple[Any, ...]) -> Any:
         if not context.is_distributed:
             return None
-        plan = context.plan
-        assert plan is not None
         edge_index, _, kwargs = inputs
         if is_sparse(edge_index):
             raise TypeError(
                 f"Layer '{path}' got a sparse adjacency matrix; a halo strategy needs a COO 'edge_index' [2, E]."
             )
+        context.turn_to([edge_index])  # a layer may go through several edge types in turn
+        relation = context.relation
         # PyG's generated propagate takes the far side from the first of a pair whatever the flow, so that is what layers mean.
+        # One tensor has the rows of both ends, or of the sources if these are of another type.
         sides = {
-            name: value if isinstance(value, (tuple, list)) else (value, value)
+            name: value if isinstance(value, (tuple, list)) else (value, None if relation.is_bipartite else value)
             for name, value in kwargs.items()
             if name in arguments
         }
@@ -278,10 +320,17 @@ def _exchange_hook(
         along = module.flow == "source_to_target"
         for name, rows in context.extend_all(blocks, path, module.node_dim).items():
             # The Python propagate, which serves layers against the flow, takes it from the second.
-            extended[name] = (rows, sides[name][1]) if along else (sides[name][1], rows)
+            own = _target_rows(sides[name][1], rows, relation, module.node_dim)
+            extended[name] = (rows, own) if along else (own, rows)
         if matrix is not None:
             return matrix, None, {name: rows[0] if name in single else rows for name, rows in extended.items()}
-        size = (plan.num_local + plan.num_halo, plan.num_local)
-        return edge_index, size if along else size[::-1], extended
+        return edge_index, relation.size if along else relation.size[::-1], extended
 
     return hook
+
+
+def _target_rows(given: Any, extended: Tensor, relation: Relation, dim: int) -> Any:
+    """Return the target side of an argument: of a table of all nodes the rows of own ones, anything else as it is."""
+    if not isinstance(given, torch.nn.Parameter) or given.size(dim) == relation.num_targets:
+        return given
+    return extended.narrow(dim, 0, relation.num_targets)

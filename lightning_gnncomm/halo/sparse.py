@@ -30,8 +30,8 @@ class Aggregator(NamedTuple):
     """A constant weighted adjacency in both directions, so that neither pass has to transpose it.
 
     Args:
-        forward: CSR matrix from own and halo nodes to own nodes, ``[n, n + H]``.
-        backward: Its transpose ``[n + H, n]``.
+        forward: CSR matrix from own and halo source nodes to own target nodes, ``[n_dst, n_src + H_src]``.
+        backward: Its transpose.
     """
 
     forward: Tensor
@@ -85,7 +85,7 @@ def aggregator(
     if not (is_product and context.is_static(edge_index) and context.is_static(weight)):
         return None
     (x,) = blocks.values()
-    options = (layer.aggr == "mean", x.dtype, id(context.plan))
+    options = (layer.aggr == "mean", x.dtype, id(context.relation.plan))
     found = context.matrices.get(edge_index, weight, extra=options)
     if found is None:
         with torch.inference_mode(False), torch.no_grad():
@@ -97,8 +97,7 @@ def aggregator(
 def _build(
     edge_index: Tensor, weight: Tensor | None, mean: bool, dtype: torch.dtype, context: HaloContext
 ) -> Aggregator:
-    assert context.plan is not None
-    num_own, num_all = context.plan.num_local, context.plan.num_local + context.plan.num_halo
+    num_all, num_own = context.relation.size
     source, target = edge_index
     values = torch.ones_like(source, dtype=dtype) if weight is None else weight.view(-1).to(dtype)
     if mean:

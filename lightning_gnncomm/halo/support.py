@@ -35,7 +35,9 @@ EXACT_LAYERS = frozenset(
         "GatedGraphConv",
         "GeneralConv",
         "GraphConv",
+        "HANConv",
         "HEATConv",
+        "HGTConv",
         "HeteroConv",
         "LEConv",
         "LGConv",
@@ -57,13 +59,14 @@ EXACT_LAYERS = frozenset(
         "SSGConv",
         "SignedConv",
         "SimpleConv",
+        "SparseLinear",
         "SplineConv",
         "TAGConv",
         "TransformerConv",
         "WLConvContinuous",
     }
 )
-"""Message-passing layers of ``torch_geometric.nn.conv`` that are exact with every option that is not refused."""
+"""Message-passing layers of PyG that are exact with every option that is not refused."""
 
 _NEIGHBOURS = "it builds its own graph from the nearest neighbours among all nodes, of which this rank holds a part"
 _KERNELS = "it runs kernels of its own over the adjacency, in which no exchange fits"
@@ -93,6 +96,7 @@ ROW_WISE = (
     "torch_geometric.nn.models.basic_gnn.",
     "torch_geometric.nn.models.deepgcn.",
     "torch_geometric.nn.models.jumping_knowledge.",
+    "torch_geometric.nn.models.linkx.",
     "torch_geometric.nn.models.mask_label.",
     "torch_geometric.nn.models.mlp.",
     "torch_geometric.nn.models.pmlp.",
@@ -100,6 +104,7 @@ ROW_WISE = (
     "torch_geometric.nn.module_dict.",
     "torch_geometric.nn.norm.batch_norm.BatchNorm",
     "torch_geometric.nn.norm.diff_group_norm.DiffGroupNorm",
+    "torch_geometric.nn.norm.layer_norm.HeteroLayerNorm",
     "torch_geometric.nn.norm.msg_norm.MessageNorm",
     "torch_geometric.nn.parameter_dict.",
     "torch_geometric.nn.sequential.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
@@ -21,7 +22,6 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
-from torch_geometric.data import Data
 from typing_extensions import override
 
 from lightning_gnncomm.codecs.base import Codec, resolve_codec
@@ -31,7 +31,8 @@ from lightning_gnncomm.comm.groups import destroy_group, new_group
 from lightning_gnncomm.comm.schedule import Schedule, resolve_schedule
 from lightning_gnncomm.comm.traffic import Traffic, TrafficRecord
 from lightning_gnncomm.comm.wire import DistributedWire
-from lightning_gnncomm.halo.attach import Attachment, attach
+from lightning_gnncomm.graph.typed import Graph
+from lightning_gnncomm.halo.attach import Attachment, attach, is_heterogeneous
 from lightning_gnncomm.halo.context import HaloContext
 from lightning_gnncomm.strategies.dropin import DropIn, find_part, let_full_loader_pass
 from lightning_gnncomm.strategies.loss import Term, loss_terms, weighted
@@ -180,6 +181,11 @@ class HaloStrategy(DDPStrategy):
 
     @override
     def configure_ddp(self) -> None:
+        assert self.lightning_module is not None
+        if self.world_size > 1 and is_heterogeneous(self.lightning_module):
+            # The last layers of node types without labels get no gradient, which DDP takes for a mistake.
+            self._ddp_kwargs["find_unused_parameters"] = True
+            warnings.filterwarnings("ignore", message=".*find_unused_parameters=True was specified")
         super().configure_ddp()
         if self.world_size == 1:
             return
@@ -246,15 +252,15 @@ class HaloStrategy(DDPStrategy):
     # Steps
 
     @contextmanager
-    def _step(self, args: tuple[Any, ...], kwargs: dict[str, Any], exact: bool) -> Iterator[Data | None]:
+    def _step(self, args: tuple[Any, ...], kwargs: dict[str, Any], exact: bool) -> Iterator[Graph | None]:
         if self._attachment is None:
             yield None
             return
         part = find_part(*args, *kwargs.values())
         if part is None:
             raise TypeError(
-                "The step's batch holds no part of a graph (a torch_geometric Data with a 'halo' plan). Use GraphDataModule or a "
-                "loader of one full-graph Data, and keep the 'halo' attribute in transforms of the batch."
+                "The step's batch holds no part of a graph (a torch_geometric Data or HeteroData with a 'halo' plan). Use "
+                "GraphDataModule or a loader of one full graph, and keep the 'halo' attribute in transforms of the batch."
             )
         counts = mask_counts(part, self.loss_mask)
         if self._log is not None:

@@ -15,8 +15,8 @@ def part_of(data, num_parts=2):
 
 
 REFUSED = {
-    "hetero": (HeteroData(), TypeError, "got HeteroData.*to_homogeneous"),
-    "no data": ([1, 2], TypeError, "Expected a torch_geometric.data.Data, got list"),
+    "empty hetero": (HeteroData(), ValueError, "at least one node, got 0"),
+    "no data": ([1, 2], TypeError, "Expected a torch_geometric.data.Data or HeteroData, got list"),
     "adj_t only": (Data(x=torch.ones(3, 1), adj_t=torch.eye(3).to_sparse()), ValueError, "only adj_t.*ToSparseTensor"),
     "adj_t too": (Data(edge_index=EDGES, adj_t=torch.eye(3).to_sparse()), ValueError, "adj_t as well.*Delete"),
     "no edges": (Data(x=torch.ones(3, 1)), ValueError, r"edge_index, got none.*\[2, 0\]"),
