@@ -32,15 +32,8 @@ ONLY = {
     "pytorch_lightning": LAYERS[5] | LAYERS[6],
     "torch.distributed": {"comm"} | LAYERS[6],
     "torch_geometric.nn": {
-        "halo.adjacency",
-        "halo.attach",
-        "halo.attention",
-        "halo.interceptors",
-        "halo.labels",
-        "halo.norms",
-        "halo.partial",
-        "halo.sparse",
-        "models",
+        *("halo.adjacency", "halo.attach", "halo.attention", "halo.interceptors", "halo.labels", "halo.norms"),
+        *("halo.partial", "halo.relation", "halo.semantic", "halo.sparse", "models"),
     }
     | LAYERS[6],
     "triton": {"kernels"},

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from lightning.pytorch import LightningDataModule
 from torch import Tensor
-from torch_geometric.data import Data, Dataset
+from torch_geometric.data import Data, Dataset, HeteroData
 
 from lightning_gnncomm.data.loader import PartLoader
 from lightning_gnncomm.graph.adjacency import with_adjacency
@@ -18,6 +18,7 @@ from lightning_gnncomm.graph.folder import MANIFEST
 from lightning_gnncomm.graph.partition import trivial_part
 from lightning_gnncomm.graph.sources import cache_root, load_graph, single_graph
 from lightning_gnncomm.graph.store import describe_source, load_part, partition_and_store, read_manifest
+from lightning_gnncomm.graph.typed import Graph
 
 __all__ = ["GraphDataModule"]
 
@@ -29,16 +30,17 @@ class GraphDataModule(LightningDataModule):
     graph and nothing is stored.
 
     Args:
-        data: A ``Data``, a PyG dataset of one graph, a name for :func:`~lightning_gnncomm.graph.sources.load_graph`, or a partition
-            folder. A graph without ``x`` keeps having none unless ``add_features`` is set.
+        data: A ``Data`` or ``HeteroData``, a PyG dataset of one graph, a name for
+            :func:`~lightning_gnncomm.graph.sources.load_graph`, or a partition folder. A graph (or node type) without ``x`` keeps
+            having none unless ``add_features`` is set.
         num_parts: Number of parts, the trainer's number of ranks by default.
-        partition: ``"metis"``, ``"random"``, or the part of each node ``[N]``.
+        partition: ``"metis"``, ``"random"``, or the part of each node ``[N]``, of a heterogeneous graph by node type.
         balance: What to give the parts equal amounts of: ``"nodes"``, ``"train"``, ``"edges"`` or several.
         seed: Seed of the partitioning.
         root: Folder for partitions and downloads; ``$GNNCOMM_CACHE`` or ``~/.cache/lightning_gnncomm`` by default.
-        normalize_features: Divide each row of ``x`` by its sum.
+        normalize_features: Divide each row of ``x`` by its sum; of a heterogeneous graph in all node types or those named.
         split: Which of several splits ``[N, K]`` to use as masks.
-        add_features: For a graph without ``x``: ``"degree"`` or ``"constant"``.
+        add_features: For a graph (or node types) without ``x``: ``"degree"`` or ``"constant"``.
         progress: Whether rank 0 shows progress and the quality of a new partition.
         layout: ``"coo"`` leaves the edges in ``edge_index``. ``"csr"`` adds ``adj_t`` beside it, a ``torch.sparse`` CSR matrix
             ``[n, n + H]`` from own and halo nodes to own nodes with ``edge_weight`` as its values, for models called as
@@ -58,13 +60,13 @@ class GraphDataModule(LightningDataModule):
 
     def __init__(
         self,
-        data: Data | Dataset | str | Path = "digits",
+        data: Data | HeteroData | Dataset | str | Path = "digits",
         num_parts: int | None = None,
-        partition: str | Tensor = "metis",
+        partition: str | Tensor | Mapping[str, Tensor] = "metis",
         balance: str | Sequence[str] = "nodes",
         seed: int = 0,
         root: str | Path | None = None,
-        normalize_features: bool = False,
+        normalize_features: bool | list[str] = False,
         split: int | None = None,
         add_features: str | None = None,
         progress: bool = True,
@@ -73,26 +75,26 @@ class GraphDataModule(LightningDataModule):
         super().__init__()
         if layout not in ("coo", "csr"):
             raise ValueError(f"Expected layout to be 'coo' or 'csr', got {layout!r}.")
-        self.source: Data | str | Path = data if isinstance(data, (Data, str, Path)) else single_graph(data)
+        self.source: Graph | str | Path = data if isinstance(data, (Graph, str, Path)) else single_graph(data)
         self.num_parts = num_parts
         self.partition, self.balance, self.seed = partition, balance, seed
         self.root = root
         self.normalize_features, self.split, self.add_features = normalize_features, split, add_features
         self.progress, self.layout = progress, layout
-        self.part: Data | None = None
+        self.part: Graph | None = None
         """This rank's part between ``setup`` and ``teardown``, on the strategy's device."""
         self._facts: GraphFacts | None = None
         self._folder: Path | None = None
         self._failure: Exception | None = None
 
     @property
-    def num_features(self) -> int:
-        """Features per node, 0 without ``x``."""
+    def num_features(self) -> Any:
+        """Features per node, 0 without ``x``; of a heterogeneous graph a dict of one number per node type."""
         return self.facts.num_features
 
     @property
-    def num_classes(self) -> int:
-        """Classes, or targets per node if they are several."""
+    def num_classes(self) -> Any:
+        """Classes, or targets per node if they are several; a dict by node type if several types have targets."""
         return self.facts.num_classes
 
     @property
@@ -173,7 +175,7 @@ class GraphDataModule(LightningDataModule):
     @property
     def _stored_folder(self) -> Path | None:
         """The folder if ``data`` is a partition."""
-        if isinstance(self.source, Data) or not (Path(self.source) / MANIFEST).is_file():
+        if isinstance(self.source, Graph) or not (Path(self.source) / MANIFEST).is_file():
             return None
         return Path(self.source)
 
@@ -201,11 +203,11 @@ class GraphDataModule(LightningDataModule):
             progress=self.progress and (self.trainer is None or self.trainer.is_global_zero),
         )
 
-    def _load_alone(self) -> Data:
+    def _load_alone(self) -> Graph:
         if self._stored_folder is not None:
             return self._load(self._stored_folder)
         self._check_num_parts(self._wanted_parts, "num_parts")
-        graph = self.source if isinstance(self.source, Data) else load_graph(self.source, root=self.root)
+        graph = self.source if isinstance(self.source, Graph) else load_graph(self.source, root=self.root)
         return trivial_part(
             prepare_graph(
                 graph,
@@ -215,7 +217,7 @@ class GraphDataModule(LightningDataModule):
             )
         )
 
-    def _load_together(self) -> Data:
+    def _load_together(self) -> Graph:
         """Load a part on each rank, or raise the same error on each: a rank that raises alone leaves the others waiting."""
         assert self.trainer is not None
         strategy = self.trainer.strategy
@@ -250,7 +252,7 @@ class GraphDataModule(LightningDataModule):
             "settings": manifest["settings"],
         }, None
 
-    def _load_announced(self, wanted: dict[str, Any]) -> Data:
+    def _load_announced(self, wanted: dict[str, Any]) -> Graph:
         if self._failure is not None:
             raise self._failure
         # A node may keep its cache elsewhere, so the folder's name counts and not its path.
@@ -264,7 +266,7 @@ class GraphDataModule(LightningDataModule):
                 )
         return self._load(folder)
 
-    def _load(self, folder: Path) -> Data:
+    def _load(self, folder: Path) -> Graph:
         manifest = read_manifest(folder)
         self._check_num_parts(manifest["num_parts"], str(folder))
         self._facts = GraphFacts(**manifest["facts"])

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 import warnings
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 
 from lightning_gnncomm.graph.plan import HaloPlan
 
@@ -59,20 +60,22 @@ def sparse_parts(adj_t: Tensor) -> dict[str, Tensor]:
     return {"crow_indices": adj_t.crow_indices(), "col_indices": adj_t.col_indices(), "values": adj_t.values()}
 
 
-def edge_list(graph: Data) -> Tensor:
-    """Return the edges ``[2, E]`` of a checked graph: its ``edge_index``, or the entries of ``adj_t`` if it has only that."""
-    return entries(graph.adj_t)[0] if graph.edge_index is None else graph.edge_index
+def edge_list(store: Any) -> Tensor:
+    """Return the edges ``[2, E]`` of a checked graph's store: its ``edge_index``, or the entries of ``adj_t`` if it has only that."""
+    edge_index = store.get("edge_index")
+    return entries(store.adj_t)[0] if edge_index is None else edge_index
 
 
-def all_edges(graph: Data) -> Tensor:
-    """Return the edges of a checked graph that rows travel along: those of ``edge_index``, then the entries of ``adj_t``."""
-    given = [] if graph.edge_index is None else [graph.edge_index]
-    if "adj_t" in graph:
-        given.append(entries(graph.adj_t)[0])
+def all_edges(store: Any) -> Tensor:
+    """Return the edges of a checked graph's store that rows travel along: those of ``edge_index``, then the entries of ``adj_t``."""
+    edge_index = store.get("edge_index")
+    given = [] if edge_index is None else [edge_index]
+    if "adj_t" in store:
+        given.append(entries(store.adj_t)[0])
     return given[0] if len(given) == 1 else torch.cat(given, dim=1)
 
 
-def with_adjacency(part: Data) -> Data:
+def with_adjacency(part: Any) -> Data:
     """Return a shallow copy of a part with ``adj_t``, unless it has one.
 
     It is what ``ToSparseTensor(layout=torch.sparse_csr)`` of PyG makes of the whole graph, this part's rows of it:
@@ -86,6 +89,7 @@ def with_adjacency(part: Data) -> Data:
 
     Raises:
         ValueError: If ``edge_weight`` has several columns.
+        TypeError: If the part is heterogeneous.
 
     Example:
         >>> from lightning_gnncomm.graph import trivial_part
@@ -93,6 +97,8 @@ def with_adjacency(part: Data) -> Data:
         >>> with_adjacency(part).adj_t.to_dense().tolist()
         [[0.0, 2.0], [0.5, 0.0]]
     """
+    if isinstance(part, HeteroData):
+        raise TypeError("Expected a homogeneous graph for layout='csr', got a HeteroData. Use layout='coo'.")
     if "adj_t" in part:
         return part
     plan: HaloPlan = part.halo
@@ -112,6 +118,6 @@ def with_adjacency(part: Data) -> Data:
     else:
         values = weight.new_zeros(key.numel()).index_add_(0, place, weight.detach().reshape(-1))
     edges = torch.stack([key % max(size[1], 1), key // max(size[1], 1)])
-    extended = copy.copy(part)
+    extended: Data = copy.copy(part)
     extended.adj_t = csr_matrix(edges, values, size)
     return extended

@@ -8,34 +8,39 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
 
 from lightning_gnncomm.graph.adjacency import sparse_parts
+from lightning_gnncomm.graph.typed import Graph, of_type, stores
 
 __all__ = ["add_tensor", "check_storable", "fingerprint", "short_hash"]
 
 
-def fingerprint(graph: Data) -> str:
+def fingerprint(graph: Graph) -> str:
     """Return a hash of ``edge_index`` and every attribute of a checked graph: 32 hexadecimal digits.
 
-    Ids count by value, not by width: an int32 and an int64 ``edge_index`` give the same hash.
+    Ids count by value, not by width: an int32 and an int64 ``edge_index`` give the same hash. In a heterogeneous graph the order of
+    types counts, as models depend on it.
 
     Raises:
         ValueError: If an attribute cannot be stored.
 
     Example:
+        >>> from torch_geometric.data import Data
         >>> graph = Data(edge_index=torch.tensor([[0], [1]]), num_nodes=2)
         >>> fingerprint(graph) == fingerprint(graph.clone())
         True
     """
     check_storable(graph)
     digest = hashlib.sha256()
-    for key in sorted(graph.to_dict()):
-        value = graph[key]
-        if isinstance(value, Tensor):
-            add_tensor(digest, key, value.long() if key == "edge_index" else value)
-        else:
-            digest.update(f"{key}\0{json.dumps(value, sort_keys=True)}\0".encode())
+    for name, store in stores(graph).items():
+        if name is not None:
+            digest.update(f"{json.dumps(name)}\0".encode())
+        for key in sorted(store.keys()):
+            value = store[key]
+            if isinstance(value, Tensor):
+                add_tensor(digest, key, value.long() if key == "edge_index" else value)
+            else:
+                digest.update(f"{key}\0{json.dumps(value, sort_keys=True)}\0".encode())
     return digest.hexdigest()[:32]
 
 
@@ -51,20 +56,25 @@ def add_tensor(digest: Any, key: str, value: Tensor) -> None:
     digest.update(plain.view(torch.uint8).numpy().data)
 
 
-def check_storable(graph: Data) -> None:
+def check_storable(graph: Graph) -> None:
     """Raise a ``ValueError`` that names the first attribute which is neither a dense tensor, nor ``adj_t``, nor plain JSON data."""
-    for key, value in graph.to_dict().items():
-        if isinstance(value, Tensor) and (value.layout == torch.strided or key == "adj_t") and not value.is_quantized:
-            continue
-        try:
-            same = json.loads(json.dumps(value)) == value
-        except (TypeError, ValueError):
-            same = False
-        if not same:
-            raise ValueError(
-                f"Expected attributes that are tensors or plain JSON data (numbers, strings, lists, dicts with string keys), "
-                f"got {key!r} of type {type(value).__name__}, which cannot be stored. Convert it to a tensor or delete it."
-            )
+    for name, store in stores(graph).items():
+        for key, value in store.items():
+            if not _is_storable(key, value):
+                raise ValueError(
+                    f"Expected attributes that are tensors or plain JSON data (numbers, strings, lists, dicts with string keys), "
+                    f"got {key!r}{of_type(name)} of type {type(value).__name__}, which cannot be stored. Convert it to a tensor or "
+                    "delete it."
+                )
+
+
+def _is_storable(key: str, value: Any) -> bool:
+    if isinstance(value, Tensor) and (value.layout == torch.strided or key == "adj_t") and not value.is_quantized:
+        return True
+    try:
+        return bool(json.loads(json.dumps(value)) == value)
+    except (TypeError, ValueError):
+        return False
 
 
 def short_hash(value: Any) -> str:

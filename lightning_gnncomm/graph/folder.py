@@ -15,21 +15,22 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
-from torch_geometric.data import Data
 
-from lightning_gnncomm.graph.adjacency import all_edges
-from lightning_gnncomm.graph.check import check_graph
+from lightning_gnncomm.graph.check import check_assignments, check_graph
 from lightning_gnncomm.graph.features import graph_facts
 from lightning_gnncomm.graph.fingerprint import check_storable, fingerprint
-from lightning_gnncomm.graph.layout import partition_layout
 from lightning_gnncomm.graph.part_file import read_part, write_part
-from lightning_gnncomm.graph.partition import build_parts, join_parts
+from lightning_gnncomm.graph.partition import build_parts, join_parts, lay_out
 from lightning_gnncomm.graph.quality import partition_quality
+from lightning_gnncomm.graph.typed import Assignment, Graph, TypeName, edge_types, node_types, stores
 
 __all__ = ["FORMAT_VERSION", "MANIFEST", "load_part", "load_whole", "read_manifest", "save_partition"]
 
-FORMAT_VERSION = 1
-"""Version of the layout of partition folders; a folder of a newer version is refused."""
+FORMAT_VERSION = 2
+"""Newest version of the layout of partition folders that can be read; a folder of a newer one is refused.
+
+Version 2 holds heterogeneous graphs. Homogeneous ones are written as version 1, which older versions of the package read too.
+"""
 
 MANIFEST = "manifest.json"
 _FORMAT = "lightning_gnncomm partition"
@@ -38,8 +39,8 @@ _ASSIGNMENT = "assignment.safetensors"
 
 def save_partition(
     folder: str | Path,
-    data: Data,
-    assignment: Tensor,
+    data: Graph,
+    assignment: Assignment,
     num_parts: int,
     *,
     settings: dict[str, Any] | None = None,
@@ -54,7 +55,7 @@ def save_partition(
     Args:
         folder: Where to store; must not exist, or be empty.
         data: The whole graph, ``N`` nodes.
-        assignment: Part of each node, shape ``[N]``.
+        assignment: Part of each node, shape ``[N]``; of a ``HeteroData`` a dict of one such tensor per node type.
         num_parts: Number of parts.
         settings: What the assignment was made with, plain JSON data.
         source: Where the graph came from, plain JSON data.
@@ -87,7 +88,7 @@ def save_partition(
     return folder
 
 
-def load_part(folder: str | Path, rank: int) -> Data:
+def load_part(folder: str | Path, rank: int) -> Any:
     """Load one part, reading the manifest and that part's file and no other.
 
     Args:
@@ -112,15 +113,18 @@ def load_part(folder: str | Path, rank: int) -> Data:
         part = read_part(path)
     except (SafetensorError, KeyError, json.JSONDecodeError) as error:  # right checksum, wrong content: made elsewhere
         raise ValueError(f"Expected a part in {path}, cannot read it: {error}.") from error
-    for key, value in manifest["attributes"].items():
-        part[key] = value
+    for store, attributes in zip(stores(part).values(), _by_store(manifest, "attributes"), strict=True):
+        for key, value in attributes.items():
+            store[key] = value
     return part
 
 
-def load_whole(folder: str | Path) -> Data:
+def load_whole(folder: str | Path) -> Any:
     """Load all parts and join them to the whole graph, its edges grouped by part."""
     manifest = read_manifest(folder)
-    return join_parts([load_part(folder, rank) for rank in range(manifest["num_parts"])], levels=manifest["levels"])
+    parts = [load_part(folder, rank) for rank in range(manifest["num_parts"])]
+    levels = dict(zip(stores(parts[0]), _by_store(manifest, "levels"), strict=True))
+    return join_parts(parts, levels=levels)
 
 
 def read_manifest(folder: str | Path) -> dict[str, Any]:
@@ -128,7 +132,9 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
 
     Returns:
         ``num_parts``, ``num_nodes``, ``num_edges``, ``fingerprint`` of the graph, ``facts`` for a model, ``settings``, ``source``,
-        ``quality``, ``attributes`` (of the graph, no tensors), ``levels`` of all attributes, ``files`` with sizes and checksums.
+        ``quality``, ``attributes`` (of the graph, no tensors), ``levels`` of all attributes, ``files`` with sizes and checksums. Of a
+        heterogeneous graph also ``node_types`` and ``edge_types``; ``attributes`` and ``levels`` are lists then, of one entry for
+        the graph, for each node type and for each edge type.
 
     Raises:
         ValueError: If it is no partition folder, the manifest is damaged, or a newer version of the package wrote it.
@@ -158,41 +164,70 @@ def part_name(rank: int) -> str:
 
 
 def _write_files(
-    folder: Path, graph: Data, assignment: Tensor, num_parts: int, on_part: Callable[[int], object]
+    folder: Path, graph: Graph, assignment: Assignment, num_parts: int, on_part: Callable[[int], object]
 ) -> dict[str, Any]:
-    layout = partition_layout(all_edges(graph), assignment, num_parts)
-    levels = {key: _level(graph, key) for key in graph.to_dict() if key not in ("edge_index", "num_nodes")}
-    plain = {
-        key: graph[key] for key, level in levels.items() if level == "graph" and not isinstance(graph[key], Tensor)
-    }
+    checked = check_assignments(assignment, graph, num_parts)
+    layout = lay_out(graph, checked, num_parts)
+    levels = _levels(graph)
+    plain = _plain(graph, levels)
     files = {}
     for rank, part in enumerate(build_parts(graph, assignment, num_parts, layout=layout)):
-        for key in plain:
-            del part[key]  # once in the manifest instead
+        for name, store in stores(part).items():
+            for key in plain[name]:
+                del store[key]  # once in the manifest instead
         path = folder / part_name(rank)
         write_part(part, path)
         files[path.name] = _sync(path)
         del part  # before the next one is cut
         on_part(rank)
-    save_file({"assignment": assignment.long().contiguous()}, folder / _ASSIGNMENT)
+    assignments = {"assignment" if name is None else f"assignment/{name}": ids.clone() for name, ids in checked.items()}
+    save_file(assignments, folder / _ASSIGNMENT)
     files[_ASSIGNMENT] = _sync(folder / _ASSIGNMENT)
+    is_typed = None not in checked
+    types = {"node_types": node_types(graph), "edge_types": edge_types(graph)} if is_typed else {}
     return {
         "format": _FORMAT,
-        "format_version": FORMAT_VERSION,
+        "format_version": 2 if is_typed else 1,
         "fingerprint": fingerprint(graph),
         "num_parts": num_parts,
-        "num_nodes": graph.num_nodes,
+        "num_nodes": layout.type_start[-1],
         "num_edges": graph.num_edges,
         "facts": asdict(graph_facts(graph)),
         "quality": partition_quality(graph, assignment, num_parts, layout=layout).to_dict(),
-        "attributes": plain,
-        "levels": levels,
+        "attributes": list(plain.values()) if is_typed else plain[None],
+        "levels": list(levels.values()) if is_typed else levels[None],
         "files": files,
+    } | types
+
+
+def _by_store(manifest: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    """Return an entry of the manifest as a list with one item per store, which it is for a heterogeneous graph."""
+    entry = manifest[name]
+    return entry if "node_types" in manifest else [entry]
+
+
+def _levels(graph: Graph) -> dict[TypeName, dict[str, str]]:
+    """Return by store what the rows of each attribute are."""
+    return {
+        name: {key: _level(store, key) for key in store.keys() if key not in ("edge_index", "num_nodes")}  # noqa: SIM118
+        for name, store in stores(graph).items()
     }
 
 
-def _level(graph: Data, key: str) -> str:
-    return "node" if graph.is_node_attr(key) else "edge" if graph.is_edge_attr(key) else "graph"
+def _level(store: Any, key: str) -> str:
+    # PyG's store of a whole heterogeneous graph has no rows.
+    if not hasattr(store, "is_node_attr"):
+        return "graph"
+    return "node" if store.is_node_attr(key) else "edge" if store.is_edge_attr(key) else "graph"
+
+
+def _plain(graph: Graph, levels: dict[TypeName, dict[str, str]]) -> dict[TypeName, dict[str, Any]]:
+    """Return by store the graph-level attributes that are no tensors."""
+    plain = {}
+    for name, store in stores(graph).items():
+        values = {key: store[key] for key, level in levels[name].items() if level == "graph"}
+        plain[name] = {key: value for key, value in values.items() if not isinstance(value, Tensor)}
+    return plain
 
 
 def _move(aside: Path, folder: Path, manifest: dict[str, Any]) -> None:

@@ -11,27 +11,35 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
+
+from lightning_gnncomm.graph.check import check_graph
 
 __all__ = ["load_npz", "read_npz_meta"]
 
 _MASKS = ("train_mask", "val_mask", "test_mask")
 _SPARSE = ("x_indptr", "x_indices", "x_values", "x_shape")
+_OF_NODES = ("x", *_SPARSE, "y", *_MASKS, *(f"{name}s" for name in _MASKS))
 
 
-def load_npz(path: str | Path) -> Data:
-    """Read a homogeneous graph from one file.
+def load_npz(path: str | Path) -> Any:
+    """Read a graph from one file.
 
     The file has ``edge_index`` ``[2, E]``; features as dense ``x`` ``[N, F]``, as CSR ``x_indptr``, ``x_indices``, ``x_values``,
     ``x_shape``, or none; ``y`` ``[N]`` (-1: unlabelled) or ``[N, K]`` for several labels; ``train_mask``, ``val_mask``,
     ``test_mask`` ``[N]``; ``train_masks`` etc. ``[N, K]`` where there are several splits. All but ``edge_index`` may be missing.
 
+    A heterogeneous graph has ``edge_index__SOURCE__RELATION__DESTINATION`` for each edge type and the others with the node type behind
+    two underscores, as in ``x__paper``. Its ``meta``, JSON, may give ``node_types``, the number of nodes by type, which also orders
+    the types; others are counted from their rows, or from the edges.
+
     Returns:
-        ``x`` dense float32, ``edge_index`` and single labels int64, several labels float32, masks without unlabelled nodes.
+        A ``Data`` or ``HeteroData``: ``x`` dense float32, ``edge_index`` and single labels int64, several labels float32, masks
+        without unlabelled nodes.
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If it is no such file, or holds a heterogeneous graph.
+        ValueError: If it is no such file.
     """
     path = Path(path).expanduser()
     if not path.is_file():
@@ -42,9 +50,7 @@ def load_npz(path: str | Path) -> Data:
     except (ValueError, OSError, EOFError) as error:
         raise ValueError(f"Expected {path} to be an .npz file of plain arrays: {error}.") from error
     if any(name.startswith("edge_index__") for name in arrays):
-        raise ValueError(
-            f"Expected a homogeneous graph, {path} is heterogeneous. Heterogeneous graphs are not supported yet."
-        )
+        return _to_hetero_data(arrays, path)
     if "edge_index" not in arrays:
         raise ValueError(f"Expected an array edge_index in {path}, found {sorted(arrays)}.")
     return _to_data(arrays)
@@ -53,27 +59,73 @@ def load_npz(path: str | Path) -> Data:
 def read_npz_meta(path: str | Path) -> dict[str, Any]:
     """Return the JSON description of a graph file (source, licence, counts), empty if it has none."""
     with np.load(Path(path).expanduser(), allow_pickle=False) as file:
-        meta = json.loads(str(file["meta"][0])) if "meta" in file.files else {}
+        return _meta({name: file[name] for name in file.files if name == "meta"})
+
+
+def _meta(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    meta = json.loads(str(arrays["meta"][0])) if "meta" in arrays else {}
     assert isinstance(meta, dict)
     return meta
 
 
 def _to_data(arrays: Mapping[str, Any]) -> Data:
     data = Data(edge_index=torch.from_numpy(arrays["edge_index"].astype(np.int64)))
+    for key, value in _node_attributes(arrays).items():
+        data[key] = value
+    data.num_nodes = _num_nodes(data)
+    return data
+
+
+def _to_hetero_data(arrays: Mapping[str, Any], path: Path) -> HeteroData:
+    edges, of_nodes = _split_names(arrays, path)
+    counts: dict[str, int] = _meta(arrays).get("node_types", {})
+    ends = [end for source, _, target in edges for end in (source, target)]
+    data = HeteroData()
+    for node_type in dict.fromkeys([*counts, *of_nodes, *ends]):
+        for key, value in _node_attributes(of_nodes.get(node_type, {})).items():
+            data[node_type][key] = value
+        if node_type in counts:
+            data[node_type].num_nodes = counts[node_type]
+    for relation, edge_index in edges.items():
+        data[relation].edge_index = torch.from_numpy(edge_index.astype(np.int64))
+    return check_graph(data)  # which counts the nodes of types that are known from edges only
+
+
+def _split_names(arrays: Mapping[str, Any], path: Path) -> tuple[dict[Any, Any], dict[str, dict[str, Any]]]:
+    """Return the edges by edge type, and by node type the arrays under their names in a homogeneous file."""
+    edges: dict[Any, Any] = {}
+    of_nodes: dict[str, dict[str, Any]] = {}
+    for name, array in arrays.items():
+        key, _, kind = name.partition("__")
+        if key == "edge_index":
+            relation = tuple(kind.split("__"))
+            if len(relation) != 3:
+                raise ValueError(
+                    f"Expected edges as edge_index__SOURCE__RELATION__DESTINATION in {path}, got {name}. Names of types must "
+                    "have no two underscores in a row."
+                )
+            edges[relation] = array
+        elif key in _OF_NODES and kind:
+            of_nodes.setdefault(kind, {})[key] = array
+    return edges, of_nodes
+
+
+def _node_attributes(arrays: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return what the nodes (of one type) have."""
+    found = {}
     x = _features(arrays)
     if x is not None:
-        data.x = x
+        found["x"] = x
     labelled = None
     if "y" in arrays:
         y = torch.from_numpy(arrays["y"])
-        data.y = y.float() if y.dim() == 2 else y.long()
-        labelled = data.y >= 0 if y.dim() == 1 else None
+        found["y"] = y.float() if y.dim() == 2 else y.long()
+        labelled = found["y"] >= 0 if y.dim() == 1 else None
     for name in _MASKS:
         for key in (name, f"{name}s"):
             if key in arrays:
-                data[key] = _labelled_only(torch.from_numpy(arrays[key].astype(bool)), labelled)
-    data.num_nodes = _num_nodes(data)
-    return data
+                found[key] = _labelled_only(torch.from_numpy(arrays[key].astype(bool)), labelled)
+    return found
 
 
 def _features(arrays: Mapping[str, Any]) -> Tensor | None:

@@ -3,27 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
 
-from lightning_gnncomm.graph.adjacency import all_edges, csr_matrix, entries, entry_order
-from lightning_gnncomm.graph.check import check_assignment, check_graph
+from lightning_gnncomm.graph.adjacency import csr_matrix, entries, entry_order
+from lightning_gnncomm.graph.check import check_assignments, check_graph
 from lightning_gnncomm.graph.layout import PartitionLayout, partition_layout
 from lightning_gnncomm.graph.plan import HaloPlan
+from lightning_gnncomm.graph.typed import (
+    Assignment,
+    Graph,
+    GraphT,
+    TypeName,
+    by_type,
+    edge_types,
+    empty_like,
+    ends,
+    joint_ids,
+    joint_values,
+    node_types,
+    plain,
+    stores,
+    untyped,
+)
 
-__all__ = ["build_part", "build_parts", "join_parts", "trivial_part"]
+__all__ = ["build_part", "build_parts", "join_parts", "lay_out", "trivial_part"]
 
 
-def build_part(data: Data, assignment: Tensor, rank: int, num_parts: int) -> Data:
+def build_part(data: GraphT, assignment: Assignment, rank: int, num_parts: int) -> GraphT:
     """Return the part of a graph that one rank trains on.
 
     Args:
-        data: The whole graph: ``N`` nodes, ``E`` edges.
-        assignment: Part of each node, shape ``[N]``, integers in ``0..num_parts-1``.
+        data: The whole graph: ``N`` nodes, ``E`` edges; a ``Data`` or a ``HeteroData``.
+        assignment: Part of each node, shape ``[N]``, integers in ``0..num_parts-1``; of a ``HeteroData`` a dict of one such tensor
+            per node type.
         rank: The part to return.
         num_parts: Number of parts.
 
@@ -36,11 +52,16 @@ def build_part(data: Data, assignment: Tensor, rank: int, num_parts: int) -> Dat
         it, so has the part: the rows of own nodes, a CSR matrix ``[n, n+H]`` with their values. Edge-level attributes of a graph
         without ``edge_index`` belong to its entries.
 
+        Of a ``HeteroData`` a plain ``HeteroData`` of the same types, to which the above applies in each: ``num_nodes`` and ``n_id``
+        in each node type, ``edge_index`` of the edges into own nodes in each edge type, and ``halo``, a dict of one plan per node
+        type. All edge types that start at a node type share its halo rows, which are those that any of them reads.
+
     Raises:
-        TypeError: If ``data`` is no homogeneous graph or ids are no integers.
+        TypeError: If ``data`` is no graph or ids are no integers.
         ValueError: If graph, assignment or ``rank`` are out of range; see :func:`~lightning_gnncomm.graph.check.check_graph`.
 
     Example:
+        >>> from torch_geometric.data import Data
         >>> ring = Data(x=torch.eye(4), edge_index=torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]]))
         >>> part = build_part(ring, torch.tensor([0, 0, 1, 1]), rank=0, num_parts=2)
         >>> part.n_id.tolist(), part.edge_index.tolist(), part.halo.recv_counts
@@ -48,19 +69,20 @@ def build_part(data: Data, assignment: Tensor, rank: int, num_parts: int) -> Dat
     """
     if not 0 <= rank < num_parts:
         raise ValueError(f"Expected a rank in 0..{num_parts - 1} for {num_parts} parts, got {rank}.")
-    return next(_build(data, assignment, num_parts, [rank], None))
+    part: GraphT = next(_build(data, assignment, num_parts, [rank], None))
+    return part
 
 
 def build_parts(
-    data: Data, assignment: Tensor, num_parts: int, *, layout: PartitionLayout | None = None
-) -> Iterator[Data]:
+    data: GraphT, assignment: Assignment, num_parts: int, *, layout: PartitionLayout | None = None
+) -> Iterator[GraphT]:
     """Yield all parts of a graph in turn, as :func:`build_part` returns them, sharing the work on ids.
 
     Only one part exists at a time if the caller lets go of it, so the peak is the graph and one part.
 
     Args:
         data: The whole graph: ``N`` nodes, ``E`` edges.
-        assignment: Part of each node, shape ``[N]``, integers in ``0..num_parts-1``.
+        assignment: Part of each node, as for :func:`build_part`.
         num_parts: Number of parts.
         layout: The layout of this very graph and assignment if it is known already.
 
@@ -68,6 +90,7 @@ def build_parts(
         TypeError, ValueError: As :func:`build_part`.
 
     Example:
+        >>> from torch_geometric.data import Data
         >>> path = Data(edge_index=torch.tensor([[0, 1], [1, 2]]))
         >>> [part.num_nodes for part in build_parts(path, torch.tensor([0, 1, 1]), 2)]
         [1, 2]
@@ -75,62 +98,103 @@ def build_parts(
     return _build(data, assignment, num_parts, range(num_parts), layout)
 
 
-def trivial_part(data: Data) -> Data:
+def trivial_part(data: GraphT) -> GraphT:
     """Return a whole graph as the only part: attributes shared with ``data``, no halo.
 
     Example:
+        >>> from torch_geometric.data import Data
         >>> trivial_part(Data(edge_index=torch.tensor([[0, 1], [1, 2]]))).halo.num_halo
         0
     """
     graph = check_graph(data)
-    assert graph.num_nodes is not None
-    part = Data(**graph.to_dict())
-    if part.edge_index is not None:
-        part.edge_index = part.edge_index.long()
-    part.num_nodes = graph.num_nodes
-    part.n_id = torch.arange(graph.num_nodes)
-    part.halo = HaloPlan.trivial(graph.num_nodes)
-    return part
+    part, plans = empty_like(graph), {}
+    source, target = stores(graph), stores(part)
+    for name, store in source.items():
+        for key, value in store.items():
+            target[name][key] = value
+    for relation in edge_types(graph):
+        if "edge_index" in source[relation]:
+            target[relation].edge_index = plain(source[relation].edge_index).long()
+    for name in node_types(graph):
+        target[name].n_id = torch.arange(source[name].num_nodes)
+        plans[name] = HaloPlan.trivial(source[name].num_nodes)
+    part.halo = untyped(plans)
+    return cast(GraphT, part)
 
 
-def join_parts(parts: Sequence[Data], *, levels: Mapping[str, str] | None = None) -> Data:
+def lay_out(graph: Graph, assignment: Mapping[TypeName, Tensor], num_parts: int) -> PartitionLayout:
+    """Return the layout of a checked graph for a checked assignment by node type."""
+    joint = joint_ids(graph)
+    return partition_layout(
+        joint.edge_index,
+        joint_values(graph, assignment),
+        num_parts,
+        type_start=joint.node_start,
+        relation_start=joint.edge_start,
+    )
+
+
+def join_parts(parts: Sequence[GraphT], *, levels: Mapping[TypeName, Mapping[str, str]] | None = None) -> GraphT:
     """Return the graph whose parts these are: the inverse of :func:`build_parts`, up to the order of edges.
 
     Args:
         parts: All parts of one graph, in the order of their ranks, on one device.
-        levels: ``"node"``, ``"edge"`` or ``"graph"`` for each attribute, told from their sizes by default.
+        levels: ``"node"``, ``"edge"`` or ``"graph"`` for each attribute of each store (``None`` is the only one of a ``Data``), told
+            from their sizes by default.
 
     Returns:
         Nodes in their original order; edges grouped by the part of their destination.
 
     Example:
+        >>> from torch_geometric.data import Data
         >>> ring = Data(x=torch.eye(4), edge_index=torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]]))
         >>> join_parts(list(build_parts(ring, torch.tensor([1, 0, 0, 1]), 2))).x.equal(ring.x)
         True
     """
-    n_id = torch.cat([part.n_id for part in parts])
-    order = torch.argsort(n_id)
-    graph = Data()
+    graph = empty_like(parts[0])
+    of_parts = [stores(part) for part in parts]
     edge_order = None
     if "adj_t" in parts[0]:
-        graph.adj_t, entry = _join_adjacency(parts, n_id.numel())
-        edge_order = entry if parts[0].edge_index is None else None
-    for key, value in parts[0].to_dict().items():
+        num_nodes = sum(part.num_nodes for part in parts)
+        graph.adj_t, entry = _join_adjacency(parts, num_nodes)
+        edge_order = None if "edge_index" in parts[0] else entry
+    for name, target in stores(graph).items():
+        pieces = [of_part[name] for of_part in of_parts]
+        known = None if levels is None else levels[name]
+        _join_attributes(target, pieces, parts[0], name, known, edge_order)
+    for relation in edge_types(graph):
+        if "edge_index" in of_parts[0][relation]:
+            edges = [_global_edges(part, relation, stores(part)[relation].edge_index) for part in parts]
+            stores(graph)[relation].edge_index = torch.cat(edges, dim=1)
+    for name in node_types(graph):
+        stores(graph)[name].num_nodes = sum(of_part[name].num_nodes for of_part in of_parts)
+    return cast(GraphT, graph)
+
+
+def _join_attributes(
+    target: Any,
+    pieces: Sequence[Any],
+    part: Graph,
+    name: TypeName,
+    levels: Mapping[str, str] | None,
+    edge_order: Tensor | None,
+) -> None:
+    """Join what all parts have in one store."""
+    order = torch.argsort(torch.cat([piece.n_id for piece in pieces])) if name in node_types(part) else None
+    for key, value in pieces[0].items():
         if key in ("halo", "n_id", "edge_index", "adj_t", "num_nodes"):
             continue
-        level = levels[key] if levels is not None else _level_of(parts, key)
-        graph[key] = value if level == "graph" else _join(parts, key, order if level == "node" else edge_order)
-    if parts[0].edge_index is not None:
-        graph.edge_index = torch.cat([_global_edges(part, part.edge_index) for part in parts], dim=1)
-    graph.num_nodes = n_id.numel()
-    return graph
+        dim = part.__cat_dim__(key, value, pieces[0])
+        level = levels[key] if levels is not None else _level_of(pieces, part, name, key, dim)
+        values = [piece[key] for piece in pieces]
+        target[key] = value if level == "graph" else _join(values, dim, order if level == "node" else edge_order)
 
 
-def _level_of(parts: Sequence[Data], key: str) -> str:
+def _level_of(pieces: Sequence[Any], part: Graph, name: TypeName, key: str, dim: Any) -> str:
     """Tell from the sizes in all parts at once what the rows of an attribute are; in one part they can agree by chance."""
-    sizes = [_length(part[key], part.__cat_dim__(key, part[key])) for part in parts]
-    node = sizes == [part.num_nodes for part in parts]
-    edge = sizes == [part.num_edges for part in parts]
+    sizes = [_length(piece[key], dim) for piece in pieces]
+    node = name in node_types(part) and sizes == [piece.num_nodes for piece in pieces]
+    edge = name in edge_types(part) and sizes == [piece.num_edges for piece in pieces]
     if node and edge:
         return "edge" if "edge" in key else "node"  # PyG's own rule
     return "node" if node else "edge" if edge else "graph"
@@ -143,67 +207,70 @@ def _length(value: Any, dim: Any) -> int:
     return int(shape[dim]) if len(shape) and isinstance(dim, int) else -1
 
 
-def _join(parts: Sequence[Data], key: str, order: Tensor | None) -> Any:
-    values = [part[key] for part in parts]
-    dim = parts[0].__cat_dim__(key, values[0])
+def _join(values: Sequence[Any], dim: int, order: Tensor | None) -> Any:
     if isinstance(values[0], (list, tuple)):
         joined: Any = type(values[0])(row for value in values for row in value)
     else:
-        joined = torch.cat(values, dim) if isinstance(values[0], Tensor) else np.concatenate(values, dim)
+        joined = torch.cat(list(values), dim) if isinstance(values[0], Tensor) else np.concatenate(values, dim)
     return joined if order is None else _rows(joined, order, dim)
 
 
-def _join_adjacency(parts: Sequence[Data], num_nodes: int) -> tuple[Tensor, Tensor]:
+def _join_adjacency(parts: Sequence[Any], num_nodes: int) -> tuple[Tensor, Tensor]:
     """Return the whole graph's ``adj_t``, and which entry of all parts' each of its entries is."""
     found = [entries(part.adj_t) for part in parts]
-    edges = torch.cat([_global_edges(part, edges) for part, (edges, _) in zip(parts, found, strict=True)], dim=1)
+    edges = torch.cat([_global_edges(part, None, edges) for part, (edges, _) in zip(parts, found, strict=True)], dim=1)
     joined = csr_matrix(edges, torch.cat([values for _, values in found]), (num_nodes, num_nodes))
     return joined, entry_order(edges, num_nodes)
 
 
-def _global_edges(part: Data, edges: Tensor) -> Tensor:
-    plan: HaloPlan = part.halo
-    return plan.global_ids(part.n_id)[edges]
+def _global_edges(part: Graph, relation: TypeName, edges: Tensor) -> Tensor:
+    store, plans = stores(part), by_type(part, part.halo)
+    source, target = ends(relation)
+    sources = plans[source].global_ids(store[source].n_id)
+    return torch.stack([sources[edges[0]], store[target].n_id[edges[1]]])
 
 
 def _build(
-    data: Data, assignment: Tensor, num_parts: int, ranks: Sequence[int], layout: PartitionLayout | None
-) -> Iterator[Data]:
+    data: Graph, assignment: Assignment, num_parts: int, ranks: Sequence[int], layout: PartitionLayout | None
+) -> Iterator[Any]:
     graph = check_graph(data)
-    assert graph.num_nodes is not None
-    assignment = check_assignment(assignment, graph.num_nodes, num_parts)
+    checked = check_assignments(assignment, graph, num_parts)
     if num_parts == 1:
         return iter([trivial_part(data)])  # nothing to cut, so nothing to copy
-    if layout is None:
-        layout = partition_layout(all_edges(graph), assignment, num_parts)
-    return (_cut(graph, layout, rank) for rank in ranks)
+    found = lay_out(graph, checked, num_parts) if layout is None else layout
+    return (_cut(graph, found, rank) for rank in ranks)
 
 
-def _cut(graph: Data, layout: PartitionLayout, rank: int) -> Data:
-    nodes = layout.nodes_of(rank)
-    edges, edge_index = layout.edges_of(rank)
-    plan = layout.plan_of(rank)
-    part = Data()
+def _cut(graph: Graph, layout: PartitionLayout, rank: int) -> Graph:
+    part = empty_like(graph)
+    plans = {name: layout.plan_of(rank, kind) for kind, name in enumerate(node_types(graph))}
+    nodes = {name: layout.nodes_of(rank, kind) for kind, name in enumerate(node_types(graph))}
+    edges = {name: layout.edges_of(rank, kind) for kind, name in enumerate(edge_types(graph))}
     if "adj_t" in graph:
-        part.adj_t, edges, edge_index = _cut_adjacency(graph, edges, edge_index, plan)
-    for key, value in graph.to_dict().items():
-        if key in ("edge_index", "adj_t", "num_nodes"):
-            continue
-        if graph.is_node_attr(key):
-            part[key] = _rows(value, nodes, graph.__cat_dim__(key, value))
-        elif graph.is_edge_attr(key):
-            part[key] = _rows(value, edges, graph.__cat_dim__(key, value))
-        else:
-            part[key] = value
-    if graph.edge_index is not None:
-        part.edge_index = edge_index
-    part.num_nodes = nodes.numel()
-    part.n_id = nodes
-    part.halo = plan
-    return part
+        part.adj_t, ids, places = _cut_adjacency(graph, *edges[None], plans[None])
+        edges[None] = ids, places
+    for name, target in stores(part).items():
+        store = stores(graph)[name]
+        for key, value in store.items():
+            if key in ("edge_index", "adj_t", "num_nodes"):
+                continue
+            dim = graph.__cat_dim__(key, value, store)
+            if name in nodes and store.is_node_attr(key):
+                target[key] = _rows(value, nodes[name], dim)
+            elif name in edges and store.is_edge_attr(key):
+                target[key] = _rows(value, edges[name][0], dim)
+            else:
+                target[key] = value
+        if "edge_index" in store:
+            target.edge_index = edges[name][1]
+        if name in nodes:
+            target.num_nodes = nodes[name].numel()
+            target.n_id = nodes[name]
+    part.halo = untyped(plans)
+    return cast(Graph, part)
 
 
-def _cut_adjacency(graph: Data, edges: Tensor, local: Tensor, plan: HaloPlan) -> tuple[Tensor, Tensor, Tensor]:
+def _cut_adjacency(graph: Any, edges: Tensor, local: Tensor, plan: HaloPlan) -> tuple[Tensor, Tensor, Tensor]:
     """Return a part's ``adj_t``, and ids ``[E_p]`` and local ends ``[2, E_p]`` of the edges that edge-level attributes belong to.
 
     Args:
@@ -212,14 +279,14 @@ def _cut_adjacency(graph: Data, edges: Tensor, local: Tensor, plan: HaloPlan) ->
         local: Their local ends.
         plan: The part's halo plan.
     """
-    num_listed = 0 if graph.edge_index is None else graph.edge_index.size(1)
+    num_listed = 0 if "edge_index" not in graph else graph.edge_index.size(1)
     is_entry = edges >= num_listed
     size = (plan.num_local, plan.num_local + plan.num_halo)
     order = entry_order(local[:, is_entry], size[1])
-    ids, ends = edges[is_entry][order] - num_listed, local[:, is_entry][:, order]
-    adj_t = csr_matrix(ends, _rows(graph.adj_t.values(), ids, 0), size)
-    if graph.edge_index is None:
-        return adj_t, ids, ends
+    ids, places = edges[is_entry][order] - num_listed, local[:, is_entry][:, order]
+    adj_t = csr_matrix(places, _rows(graph.adj_t.values(), ids, 0), size)
+    if "edge_index" not in graph:
+        return adj_t, ids, places
     return adj_t, edges[~is_entry], local[:, ~is_entry]
 
 

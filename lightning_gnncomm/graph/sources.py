@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch_geometric
 from torch import Tensor
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 
 from lightning_gnncomm.graph.generate import GENERATOR_VERSION, digits_graph, rmat_graph, sbm_graph
 from lightning_gnncomm.graph.npz import load_npz
@@ -25,7 +25,7 @@ SOURCES = {
     "karate": "karate",
     "npz": "npz:PATH",
     "planetoid": "planetoid:Cora|CiteSeer|PubMed",
-    "pyg": "pyg:CLASS[:NAME], a class of torch_geometric.datasets, e.g. pyg:WebKB:Cornell or pyg:FacebookPagePage",
+    "pyg": "pyg:CLASS[:NAME], a class of torch_geometric.datasets, e.g. pyg:WebKB:Cornell or pyg:DBLP",
     "ogb": "ogb:ogbn-arxiv, needs the extra 'ogb'",
     "sbm": "sbm[:nodes=1000,blocks=4,p_in=0.05,p_out=0.005,features=16,noise=1.0,train=0.1,val=0.2,seed=0]",
     "rmat": "rmat[:scale=10,edge_factor=8,a=0.57,b=0.19,c=0.19,features=16,classes=8,train=0.1,val=0.2,seed=0]",
@@ -41,7 +41,7 @@ def cache_root(root: str | Path | None = None) -> Path:
     return Path(chosen).expanduser().absolute()
 
 
-def load_graph(spec: str | Path, *, root: str | Path | None = None) -> Data:
+def load_graph(spec: str | Path, *, root: str | Path | None = None) -> Any:
     """Load or make the whole graph that a name stands for.
 
     Args:
@@ -50,10 +50,10 @@ def load_graph(spec: str | Path, *, root: str | Path | None = None) -> Data:
         root: Folder for downloads (in its subfolder ``datasets``), see :func:`cache_root`.
 
     Returns:
-        The graph on the CPU, ``num_nodes`` set, features as float32.
+        The graph on the CPU, a ``Data`` or ``HeteroData``, ``num_nodes`` set, features as float32.
 
     Raises:
-        ValueError: If the name has no known form, its arguments are wrong, or it stands for no single homogeneous graph.
+        ValueError: If the name has no known form, its arguments are wrong, or it stands for no single graph.
         FileNotFoundError: If there is no such file.
         ImportError: If an optional package is missing.
         RuntimeError: If a dataset cannot be downloaded.
@@ -108,12 +108,12 @@ def source_name(spec: str | Path) -> str:
     return "".join(c if c.isalnum() or c in "._-" else "-" for c in name).strip("-.")[:60] or kind
 
 
-def single_graph(dataset: Any) -> Data:
+def single_graph(dataset: Any) -> Any:
     """Return the only graph of a PyG dataset.
 
     Raises:
         ValueError: If it has more than one graph, or none.
-        TypeError: If that graph is not homogeneous.
+        TypeError: If that is no ``Data`` and no ``HeteroData``.
     """
     name = type(dataset).__name__
     if len(dataset) != 1:
@@ -122,8 +122,8 @@ def single_graph(dataset: Any) -> Data:
             "Full-graph training takes one: pass the Data you mean, dataset[i]."
         )
     data = dataset[0]
-    if not isinstance(data, Data):
-        raise TypeError(f"Expected a homogeneous graph, got {type(data).__name__} from {name}.")
+    if not isinstance(data, (Data, HeteroData)):
+        raise TypeError(f"Expected a Data or HeteroData, got {type(data).__name__} from {name}.")
     return data
 
 
@@ -186,7 +186,7 @@ def _pyg_class(kind: str, argument: str) -> tuple[str, str]:
     return name, rest
 
 
-def _pyg(class_name: str, argument: str, folder: Path) -> Data:
+def _pyg(class_name: str, argument: str, folder: Path) -> Any:
     datasets = _import("torch_geometric.datasets", "PyG")
     dataset_class = getattr(datasets, class_name, None)
     if dataset_class is None:

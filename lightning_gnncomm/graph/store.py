@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -13,8 +13,6 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from torch import Tensor
-from torch_geometric.data import Data
 
 from lightning_gnncomm.graph.assign import assign
 from lightning_gnncomm.graph.check import check_graph
@@ -30,6 +28,7 @@ from lightning_gnncomm.graph.folder import (
 )
 from lightning_gnncomm.graph.quality import PartitionQuality
 from lightning_gnncomm.graph.sources import cache_root, load_graph, source_identity, source_name
+from lightning_gnncomm.graph.typed import Assignment, Graph
 
 __all__ = [
     "FORMAT_VERSION",
@@ -41,17 +40,19 @@ __all__ = [
     "save_partition",
 ]
 
+_CACHE_VERSION = 1  # part of cached names: goes up when the same name and settings come to mean something else
+
 
 def partition_and_store(
-    source: Data | str | Path,
+    source: Graph | str | Path,
     num_parts: int,
     *,
     root: str | Path | None = None,
     out: str | Path | None = None,
-    method: str | Tensor = "metis",
+    method: str | Assignment = "metis",
     balance: str | Sequence[str] = "nodes",
     seed: int = 0,
-    normalize_features: bool = False,
+    normalize_features: bool | Sequence[str] = False,
     split: int | None = None,
     add_features: str | None = None,
     progress: bool = True,
@@ -83,6 +84,8 @@ def partition_and_store(
         FileExistsError: If ``out`` holds another graph, other settings, or something else; the message names what differs.
         ValueError: If the graph, its name or a setting is wrong.
     """
+    if not isinstance(normalize_features, bool):
+        normalize_features = list(normalize_features)
     settings = _settings(num_parts, method, balance, seed) | {
         "normalize_features": normalize_features, "split": split, "add_features": add_features
     }  # fmt: skip
@@ -90,7 +93,7 @@ def partition_and_store(
         "normalize_features": normalize_features, "split": split, "add_features": add_features
     }  # fmt: skip
     console = console or Console()
-    graph = prepare_graph(source, **features) if isinstance(source, Data) else None
+    graph = prepare_graph(source, **features) if isinstance(source, Graph) else None
     identity = {"fingerprint": fingerprint(graph)} if graph is not None else source_identity(_name(source))
     folder = Path(out).expanduser().absolute() if out else _folder(source, num_parts, identity, settings, root)
     found = _find(folder, settings)
@@ -131,7 +134,7 @@ def _make_parent(folder: Path) -> None:
 
 
 def describe_source(
-    source: Data | str | Path,
+    source: Graph | str | Path,
     *,
     root: str | Path | None = None,
     split: int | None = None,
@@ -146,11 +149,11 @@ def describe_source(
         split: See :func:`~lightning_gnncomm.graph.features.prepare_graph`.
         add_features: See :func:`~lightning_gnncomm.graph.features.prepare_graph`.
     """
-    if isinstance(source, Data):
+    if isinstance(source, Graph):
         return graph_facts(prepare_graph(source, split=split, add_features=add_features))
     if (Path(source) / MANIFEST).is_file():
         return GraphFacts(**read_manifest(source)["facts"])
-    key = short_hash([FORMAT_VERSION, source_identity(source), split, add_features])
+    key = short_hash([_CACHE_VERSION, source_identity(source), split, add_features])
     path = cache_root(root) / "facts" / f"{source_name(source)}-{key}.json"
     try:
         return GraphFacts(**json.loads(path.read_text()))
@@ -163,28 +166,32 @@ def describe_source(
     return facts
 
 
-def _settings(num_parts: int, method: str | Tensor, balance: str | Sequence[str], seed: int) -> dict[str, Any]:
+def _settings(num_parts: int, method: str | Assignment, balance: str | Sequence[str], seed: int) -> dict[str, Any]:
     if isinstance(method, str):
         names = sorted({balance} if isinstance(balance, str) else set(balance))
         return {"num_parts": num_parts, "method": method, "balance": names, "seed": seed}
-    given = short_hash(method.tolist() if hasattr(method, "tolist") else list(method))
-    return {"num_parts": num_parts, "method": f"given {given}", "balance": [], "seed": 0}
+    given = {name: _list(ids) for name, ids in method.items()} if isinstance(method, Mapping) else _list(method)
+    return {"num_parts": num_parts, "method": f"given {short_hash(given)}", "balance": [], "seed": 0}
 
 
-def _name(source: Data | str | Path) -> str | Path:
-    assert not isinstance(source, Data)
+def _list(ids: Any) -> list[Any]:
+    return ids.tolist() if hasattr(ids, "tolist") else list(ids)
+
+
+def _name(source: Graph | str | Path) -> str | Path:
+    assert not isinstance(source, Graph)
     return source
 
 
 def _folder(
-    source: Data | str | Path,
+    source: Graph | str | Path,
     num_parts: int,
     identity: dict[str, Any],
     settings: dict[str, Any],
     root: str | Path | None,
 ) -> Path:
-    name = "graph" if isinstance(source, Data) else source_name(source)
-    key = short_hash([FORMAT_VERSION, identity, settings])
+    name = "graph" if isinstance(source, Graph) else source_name(source)
+    key = short_hash([_CACHE_VERSION, identity, settings])
     return cache_root(root) / f"{name}-{num_parts}-parts-{key}"
 
 
@@ -210,7 +217,7 @@ def _find(folder: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
     return manifest
 
 
-def _check_same_graph(folder: Path, found: dict[str, Any], graph: Data) -> None:
+def _check_same_graph(folder: Path, found: dict[str, Any], graph: Graph) -> None:
     if found["fingerprint"] == fingerprint(check_graph(graph)):
         return
     sizes = (

@@ -52,14 +52,15 @@ def _halo_gcn_norm(
     own, far = (1, 0) if flow == "source_to_target" else (0, 1)
 
     def normalise(context: HaloContext) -> Weighted:
-        assert context.plan is not None
+        num_own = context.relation.num_targets
         loops, weights = edge_index, edge_weight
         if add_self_loops:
+            _check_loops(scope)
             fill_value = 2.0 if improved else 1.0
-            loops, weights = add_remaining_self_loops(loops, weights, fill_value, context.plan.num_local)
+            loops, weights = add_remaining_self_loops(loops, weights, fill_value, num_own)
         # As in PyG, without weights self-loops weigh 1 even if they are to be improved.
         weights = _weights(loops, weights, dtype)
-        degree = scatter(weights, loops[own], 0, context.plan.num_local, reduce="sum")
+        degree = scatter(weights, loops[own], 0, num_own, reduce="sum")
         inverse_root = _power(degree, -0.5)
         extended = context.extend(inverse_root, scope.layer, "degree", role=Role.NORM)
         return loops, extended[loops[far]] * weights * inverse_root[loops[own]]
@@ -72,11 +73,10 @@ def _normalised_matrix(scope: Scope, adj_t: Tensor, fill_value: float | None) ->
     _check_csr(adj_t, scope)
 
     def normalise(context: HaloContext) -> Weighted:
-        assert context.plan is not None
         # PyG's helper fills the diagonal as far as the shorter side goes, which is that of own nodes.
         looped = adj_t if fill_value is None else add_self_loops(adj_t, None, fill_value)[0]
         edges, values = entries(looped)
-        inverse_root = _power(scatter(values, edges[1], 0, context.plan.num_local, reduce="sum"), -0.5)
+        inverse_root = _power(scatter(values, edges[1], 0, context.relation.num_targets, reduce="sum"), -0.5)
         extended = context.extend(inverse_root, scope.layer, "degree", role=Role.NORM)
         values = inverse_root[edges[1]] * values * extended[edges[0]]
         return csr_matrix(edges, values, (looped.size(0), looped.size(1))), None
@@ -99,11 +99,11 @@ def _halo_laplacian(
     """
 
     def laplacian(context: HaloContext) -> Weighted:
-        assert context.plan is not None
-        num_local = context.plan.num_local
+        plan = context.relation.plan
+        num_local = plan.num_local
         edges, weights = remove_self_loops(edge_index, edge_weight)
         weights = _weights(edges, weights, dtype)
-        partial = scatter(weights, edges[0], 0, num_local + context.plan.num_halo, reduce="sum")
+        partial = scatter(weights, edges[0], 0, num_local + plan.num_halo, reduce="sum")
         degree = partial[:num_local] + context.collect(partial[num_local:], scope.layer, "degree")
         if normalization is None:
             return add_self_loops(edges, num_nodes=num_local)[0], torch.cat([-weights, degree])
@@ -135,7 +135,7 @@ def _kept(
     context = scope.context
     if not (context.is_static(edge_index) and context.is_static(edge_weight)):
         return compute(context)
-    options = (*options, id(context.plan))
+    options = (*options, id(context.relation.plan))
     found = context.adjacencies.get(edge_index, edge_weight, extra=options)
     if found is not None:
         return found
@@ -177,11 +177,21 @@ def _own_self_loops(
     num_nodes: Any = None,
 ) -> Any:
     """Give self-loops to own nodes where a layer left it to the largest node id, which may be a halo node's."""
+    _check_loops(scope)
     if isinstance(edge_index, EdgeIndex):
         edge_index = edge_index.as_tensor()  # its size is that of own nodes only, wherever it came from
     if num_nodes is None and not is_sparse(edge_index):
         num_nodes = scope.context.num_nodes_up_to_last_edge(edge_index)
     return original(edge_index, edge_attr, fill_value, num_nodes)
+
+
+def _check_loops(scope: Scope) -> None:
+    """Refuse self-loops between nodes of different types, which join nodes that happen to have the same number."""
+    if scope.context.relation.is_bipartite:
+        raise ValueError(
+            f"Layer '{scope.layer}' adds self-loops to edges between different node types, whose nodes are numbered apart: expected "
+            f"add_self_loops=False. Build the layer so, or use another layer for this edge type."
+        )
 
 
 _CONVS = "torch_geometric.nn.conv"

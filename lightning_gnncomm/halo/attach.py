@@ -9,7 +9,7 @@ from torch import nn
 from torch_geometric.nn import GPSConv
 from torch_geometric.nn import norm as pyg_norm
 from torch_geometric.nn.aggr import Aggregation
-from torch_geometric.nn.conv import DirGNNConv, MessagePassing
+from torch_geometric.nn.conv import DirGNNConv, HANConv, HeteroConv, HGTConv, MessagePassing
 from torch_geometric.nn.models import CorrectAndSmooth
 from torch_geometric.nn.models.rev_gnn import InvertibleModule
 
@@ -33,10 +33,11 @@ from lightning_gnncomm.halo.interceptors import (
 from lightning_gnncomm.halo.labels import LABELS, intercept_correction
 from lightning_gnncomm.halo.norms import NODE_NORMS, STATISTICS, intercept_norm
 from lightning_gnncomm.halo.partial import PARTIAL, intercept_partial
+from lightning_gnncomm.halo.semantic import SEMANTIC
 from lightning_gnncomm.halo.sparse import SPARSE
 from lightning_gnncomm.halo.support import EXACT_LAYERS, MIXES_ROWS, REFUSED_MODULES, REFUSED_PLACES, ROW_WISE
 
-__all__ = ["Attachment", "UnsupportedModuleError", "attach"]
+__all__ = ["Attachment", "UnsupportedModuleError", "attach", "is_heterogeneous"]
 
 
 class UnsupportedModuleError(ValueError):
@@ -103,10 +104,21 @@ def attach(model: nn.Module, context: HaloContext, allow: Collection[str] = ()) 
     return Attachment(context, reverts)
 
 
+def is_heterogeneous(model: nn.Module) -> bool:
+    """Whether a model has layers for several node types, of which a loss usually reads one and leaves the last of others unused.
+
+    Example:
+        >>> from torch_geometric.nn import SAGEConv
+        >>> is_heterogeneous(HeteroConv({("a", "to", "a"): SAGEConv(4, 4)})), is_heterogeneous(SAGEConv(4, 4))
+        (True, False)
+    """
+    return any(isinstance(m, (HANConv, HeteroConv, HGTConv, torch.fx.GraphModule)) for m in model.modules())
+
+
 def _intercept(
     modules: dict[str, nn.Module], context: HaloContext, allow: Collection[str]
 ) -> Iterator[Callable[[], None]]:
-    for redirection in (*ADJACENCY, *ATTENTION, *LABELS, *SPARSE, *STATISTICS):
+    for redirection in (*ADJACENCY, *ATTENTION, *LABELS, *SEMANTIC, *SPARSE, *STATISTICS):
         redirection.install()
         yield redirection.remove
     for path, module in modules.items():
@@ -179,8 +191,12 @@ _LIBRARIES = ("torch.", "torch_geometric.", "torchmetrics.", "lightning.", "ligh
 
 
 def _own_code_objection(module: nn.Module) -> str | None:
-    """Judge a module of the user's: torch's own layers treat rows one by one, but its forward may do anything."""
-    if f"{type(module).__module__}.".startswith(_LIBRARIES):
+    """Judge a module of the user's: torch's own layers treat rows one by one, but its forward may do anything.
+
+    What ``to_hetero`` makes of a user's model is a module of torch's with code that is the user's.
+    """
+    is_library = f"{type(module).__module__}.".startswith(_LIBRARIES)
+    if is_library and not isinstance(module, torch.fx.GraphModule):
         return None
     found = far_reads_of(type(module), _LIBRARIES)
     if found is None and isinstance(module, MessagePassing):
@@ -193,10 +209,12 @@ def _is_of_pyg(module: nn.Module) -> bool:
 
 
 def _is_inside_layer(path: str, modules: dict[str, nn.Module]) -> bool:
-    """Whether a PyG module is part of a tested layer: its aggregation, or defined beside it."""
+    """Whether a PyG module is part of a tested layer or norm: its aggregation, or defined beside it."""
     parent, _, name = path.rpartition(".")
     while parent or name:
         layer = modules.get(parent)
+        if isinstance(layer, pyg_norm.HeteroBatchNorm):
+            return True
         if isinstance(layer, MessagePassing) and (
             name == "aggr_module" or type(layer).__module__ == type(modules[path]).__module__
         ):

@@ -80,8 +80,7 @@ def gather_rows(x: Tensor, path: str, context: HaloContext) -> Tensor:
 
 def _gathering_plan(x: Tensor, context: HaloContext) -> HaloPlan:
     """Return the plan by which every rank sends all its rows to all others; known once the ranks told their sizes."""
-    plan, wire = context.plan, context.channel.wire
-    assert plan is not None
+    plan, wire = context.relation.plan, context.channel.wire
     if x.size(0) != plan.num_local:
         raise ValueError(
             f"Attention to all nodes needs one row per node of this rank's part: expected {plan.num_local} rows, got {x.size(0)}."
@@ -117,17 +116,17 @@ def intercept_linear_attention(layer: nn.Module, path: str, context: HaloContext
     def forward(self: Any, x: Tensor, mask: Tensor | None = None) -> Tensor:
         if not context.is_distributed:
             return type(self).forward(self, x, mask)  # type: ignore[no-any-return]
-        assert context.plan is not None
-        if x.dim() != 3 or x.shape[:2] != (1, context.plan.num_local):
+        plan = context.relation.plan
+        if x.dim() != 3 or x.shape[:2] != (1, plan.num_local):
             raise ValueError(
                 f"'{path}' attends over one graph that lies on all ranks: expected one row per node of this rank's part, shape "
-                f"[1, {context.plan.num_local}, F], got {tuple(x.shape)}. Several graphs in one batch cannot be told apart."
+                f"[1, {plan.num_local}, F], got {tuple(x.shape)}. Several graphs in one batch cannot be told apart."
             )
-        num_local = context.plan.num_local
+        num_local = plan.num_local
         if num_local == 0:
             # The layer cannot run without rows, but must take part in the sums; its one row counts for nothing in them.
             x, mask = nn.functional.pad(x, (0, 0, 0, 1)), None
-        share = num_local / max(context.plan.num_global, 1)
+        share = num_local / max(plan.num_global, 1)
         with _NodeSums(path, context, share if isinstance(self, SGFormerAttention) else 1.0):
             out: Tensor = type(self).forward(self, x, mask)
         return out[:, :num_local]
@@ -166,8 +165,7 @@ class _NodeSums(TorchFunctionMode):
 
 
 def _sum_over_nodes(sums: Tensor, path: str, context: HaloContext) -> Tensor:
-    assert context.plan is not None
-    return context.all_reduce(sums if context.plan.num_local else sums * 0, path)
+    return context.all_reduce(sums if context.relation.plan.num_local else sums * 0, path)
 
 
 def _contracts_nodes(equation: str) -> bool:

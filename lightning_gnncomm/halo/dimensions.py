@@ -66,13 +66,13 @@ def watch_dimensions(module: nn.Module, path: str, context: HaloContext) -> Call
         x = args[0] if args else kwargs.get("input")
         if not context.is_distributed or not isinstance(x, Tensor):
             return
-        assert context.plan is not None
-        num_nodes, along = context.plan.num_local, _dimensions_along(module, x)
-        with_nodes = {dim for dim, size in enumerate(x.shape) if size == num_nodes}
-        if num_nodes > 1 and with_nodes and with_nodes <= along:
+        num_nodes, along = context.relations.num_own, _dimensions_along(module, x)
+        with_nodes = {dim for dim, size in enumerate(x.shape) if size in num_nodes}
+        if with_nodes and with_nodes <= along:
+            dim = min(with_nodes)
             raise ValueError(
                 f"'{path}' ({type(module).__name__}) got an input of shape {tuple(x.shape)} and computes along dimension "
-                f"{min(with_nodes)}, where this rank has only its own {num_nodes} nodes. Put nodes first in a batch ([N, C, L], or "
+                f"{dim}, where this rank has only its own {x.size(dim)} nodes. Put nodes first in a batch ([N, C, L], or "
                 f"batch_first=True), or name it in 'allow' if these are no nodes."
             )
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from lightning_gnncomm.comm.channel import Channel
+from lightning_gnncomm.comm.channel import Channel, Delivery
 from lightning_gnncomm.graph.plan import HaloPlan
 from lightning_gnncomm.slots import Role, Slot
 
-__all__ = ["Message", "all_reduce_sum", "collect_rows", "exchange_rows"]
+__all__ = ["Message", "all_reduce_sum", "collect_rows", "exchange_rows", "send_gradients", "send_rows"]
 
 
 class Message(NamedTuple):
@@ -37,23 +37,36 @@ class _Exchange(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, message: Message, *blocks: Tensor) -> tuple[Tensor, ...]:
         ctx.message, ctx.num_rows = message, blocks[0].size(0)
-        channel, plan, slots, step, exact, received = message
-        if received is not None:
-            return tuple(rows.detach().view(rows.size(0), x.size(1)) for rows, x in zip(received, blocks, strict=True))
-        sent = [(slot, x.index_select(0, plan.send_index)) for slot, x in zip(slots, blocks, strict=True)]
-        return tuple(channel.carry(sent, plan.send_counts, plan.recv_counts, step, plan.send_key, exact))
+        if message.received is not None:
+            pairs = zip(message.received, blocks, strict=True)
+            return tuple(rows.detach().view(rows.size(0), x.size(1)) for rows, x in pairs)
+        return tuple(send_rows(message, blocks).wait())
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        channel, plan, slots, step, exact, _ = ctx.message
-        needed = [k for k in range(len(slots)) if ctx.needs_input_grad[k + 1]]
-        sent = [(_adjoint(slots[k]), grads[k].contiguous()) for k in needed]
-        received = channel.carry(sent, plan.recv_counts, plan.send_counts, step, plan.recv_key, exact)
-        results: list[Tensor | None] = [None] * (len(slots) + 1)
+        message: Message = ctx.message
+        plan = message.plan
+        needed = [k for k in range(len(grads)) if ctx.needs_input_grad[k + 1]]
+        received = send_gradients(message, {k: grads[k] for k in needed}).wait()
+        results: list[Tensor | None] = [None] * (len(grads) + 1)
         for k, rows in zip(needed, received, strict=True):
             results[k + 1] = rows.new_zeros(ctx.num_rows, rows.size(1)).index_add_(0, plan.send_index, rows)
         return tuple(results)
+
+
+def send_rows(message: Message, blocks: Sequence[Tensor]) -> Delivery:
+    """Send own rows ``[n, F_k]`` to those who read them; what is returned waits for the halo rows ``[H, F_k]``."""
+    channel, plan, slots, step, exact, _ = message
+    sent = [(slot, x.index_select(0, plan.send_index)) for slot, x in zip(slots, blocks, strict=True)]
+    return channel.start(sent, plan.send_counts, plan.recv_counts, step, plan.send_key, exact)
+
+
+def send_gradients(message: Message, grads: Mapping[int, Tensor]) -> Delivery:
+    """Send gradients of halo rows ``[H, F_k]`` of some blocks to their owners; what is returned waits for ``[S, F_k]``."""
+    channel, plan, slots, step, exact, _ = message
+    sent = [(_adjoint(slots[k]), grad.contiguous()) for k, grad in grads.items()]
+    return channel.start(sent, plan.recv_counts, plan.send_counts, step, plan.recv_key, exact)
 
 
 def _adjoint(slot: Slot) -> Slot:

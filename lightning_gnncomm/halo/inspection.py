@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -63,6 +64,8 @@ _OF_THE_GRAPH = frozenset(
 _PRODUCTS = frozenset({"matmul", "mm", "spmm", "addmm"})
 _SOURCES = frozenset({"row", "src"})  # row, col = edge_index
 _MODULES = frozenset({"torch", "F"})
+_PARSER = threading.Lock()
+"""Python 3.11 fails when threads parse at once."""
 
 
 def far_reads(function: Callable[..., Any]) -> list[str] | None:
@@ -122,7 +125,8 @@ def _source_of(function: Callable[..., Any]) -> tuple[ast.AST, int] | None:
     """Return the parsed source of a function and the line it begins in."""
     try:
         lines, first = inspect.getsourcelines(function)
-        return ast.parse(textwrap.dedent("".join(lines))), first
+        with _PARSER:
+            return ast.parse(textwrap.dedent("".join(lines))), first
     except (OSError, TypeError, SyntaxError):
         return None
 
@@ -225,6 +229,8 @@ def _is_source(node: ast.expr) -> bool:
 def _may_cross_rows(call: ast.Call, name: str) -> bool:
     if isinstance(call.func, ast.Name):  # max(a, b), sum(losses): not of torch
         return False
+    if isinstance(call.func, ast.Attribute) and getattr(call.func.value, "id", "") == "self":
+        return False  # a module called self.norm, say, which is judged for itself
     keyword = next((k.value for k in call.keywords if k.arg in ("dim", "axis")), None)
     # x.mean(-1) has the dimension first, torch.mean(x, -1) second.
     of_module = isinstance(call.func, ast.Attribute) and getattr(call.func.value, "id", "") in _MODULES

@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 from torch_geometric import EdgeIndex
 from torch_geometric.nn.aggr import Aggregation, MLPAggregation
-from torch_geometric.nn.conv import DirGNNConv, MessagePassing
+from torch_geometric.nn.conv import DirGNNConv, FastRGCNConv, HGTConv, MessagePassing, RGCNConv
 from torch_geometric.utils import is_sparse, is_torch_sparse_tensor
 
 from lightning_gnncomm.graph.adjacency import entries
-from lightning_gnncomm.graph.plan import HaloPlan
 from lightning_gnncomm.halo.context import HaloContext, Scope, enter_scope, leave_scope
+from lightning_gnncomm.halo.relation import Relation
 from lightning_gnncomm.halo.sparse import aggregator
 
 __all__ = [
@@ -45,8 +45,13 @@ def intercept_layer(layer: MessagePassing, path: str, context: HaloContext) -> C
     single = _single_arguments(layer)
     if any(_reads_sequences(module) for module in layer.modules()):
         handles.append(layer.register_propagate_forward_pre_hook(_order_hook(context)))
-    hook = _exchange_hook(path, arguments, context, fusible=True, single=single)
-    handles.append(layer.register_propagate_forward_pre_hook(hook))
+    if isinstance(layer, HGTConv):
+        _extend_keys_and_values(layer, path, context)  # `propagate` sees the nodes of all types as one list
+    else:
+        hook = _exchange_hook(path, arguments, context, fusible=True, single=single)
+        handles.append(layer.register_propagate_forward_pre_hook(hook))
+    if isinstance(layer, RGCNConv):
+        handles.append(_give_ids(layer, context))
     if layer.inspector.implements("edge_update"):
         arguments = _source_arguments(layer._edge_user_args)
         handles.append(layer.register_edge_update_forward_pre_hook(_exchange_hook(path, arguments, context)))
@@ -61,9 +66,8 @@ def intercept_layer(layer: MessagePassing, path: str, context: HaloContext) -> C
     def revert() -> None:
         for handle in handles:
             handle.remove()
-        layer.__dict__.pop("edge_updater", None)
-        layer.__dict__.pop("propagate", None)
-        layer.__dict__.pop("update", None)
+        for name in ("edge_updater", "propagate", "update", "message", "_construct_src_node_feat"):
+            layer.__dict__.pop(name, None)
         _drop_cached_normalisation(layer)
 
     _drop_cached_normalisation(layer)
@@ -158,8 +162,8 @@ def _give_update_own_rows(layer: MessagePassing, single: Collection[str], contex
         place = 1 if self.flow == "source_to_target" else 0
         own = {k: v[place] if k in names and isinstance(v, tuple) else v for k, v in kwargs.items()}
         for name in names.intersection(single):
-            if context.plan is not None and isinstance(own[name], Tensor):
-                own[name] = own[name].narrow(self.node_dim, 0, context.plan.num_local)
+            if context.is_distributed and isinstance(own[name], Tensor):
+                own[name] = own[name].narrow(self.node_dim, 0, context.relation.num_targets)
         return type(self).update(self, inputs, *args, **own)
 
     layer.update = MethodType(update, layer)
@@ -180,11 +184,51 @@ def _order_hook(context: HaloContext) -> Callable[..., None]:
     def hook(module: MessagePassing, inputs: tuple[Any, ...]) -> None:
         if context.is_distributed and is_torch_sparse_tensor(inputs[0]) and inputs[0].layout == torch.sparse_csr:
             (source, target), _ = entries(inputs[0])
-            assert context.plan is not None
-            key = target * context.plan.num_global + context.global_ids()[source]
+            key = target * context.relation.plan.num_global + context.relation.all_ids()[source]
             context.neighbour_order = key.argsort(stable=True)
 
     return hook
+
+
+def _extend_keys_and_values(layer: HGTConv, path: str, context: HaloContext) -> None:
+    """Append the halo rows of each source type to its keys and values, in one exchange a type."""
+
+    def construct(
+        self: HGTConv, k_dict: dict[str, Tensor], v_dict: dict[str, Tensor], edge_index_dict: dict[Any, Tensor]
+    ) -> Any:
+        k_dict, v_dict = dict(k_dict), dict(v_dict)
+        if context.is_distributed:
+            before = context.current
+            for node_type in dict.fromkeys(edge_type[0] for edge_type in edge_index_dict):
+                context.current = context.relations.of_source(node_type)
+                names = f"k.{node_type}", f"v.{node_type}"
+                rows = context.extend_all({names[0]: k_dict[node_type], names[1]: v_dict[node_type]}, path)
+                k_dict[node_type], v_dict[node_type] = rows[names[0]], rows[names[1]]
+            context.current = before
+        return type(self)._construct_src_node_feat(self, k_dict, v_dict, edge_index_dict)
+
+    layer._construct_src_node_feat = MethodType(construct, layer)
+
+
+def _give_ids(layer: RGCNConv, context: HaloContext) -> RemovableHandle:
+    """Let RGCNConv, which looks up embeddings by node number where it gets no features, count nodes as the whole graph does."""
+
+    def enter(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        first = args[0] if args else kwargs["x"]
+        if not context.is_distributed or first is not None:
+            return None
+        ids = context.relation.node_ids
+        return ((ids, *args[1:]), kwargs) if args else (args, kwargs | {"x": ids})
+
+    if isinstance(layer, FastRGCNConv):
+
+        def message(self: FastRGCNConv, x_j: Tensor, edge_type: Tensor, edge_index_j: Tensor) -> Tensor:
+            ids = edge_index_j if x_j.is_floating_point() else x_j  # its own would take a place in the part for an id
+            return type(self).message(self, x_j, edge_type, ids)  # type: ignore[no-any-return]
+
+        layer.message = MethodType(message, layer)
+    handle: RemovableHandle = layer.register_forward_pre_hook(enter, with_kwargs=True)
+    return handle
 
 
 def intercept_aggregation(layer: Aggregation, path: str, context: HaloContext) -> Callable[[], None]:
@@ -242,7 +286,6 @@ def _reversal_hooks(
         given: Where the unflipped edges are found, for a layer that is called with flipped ones.
     """
     signature = inspect.signature(type(layer).forward)
-    plans: list[HaloPlan] = []
 
     def enter(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not context.is_distributed:
@@ -258,21 +301,13 @@ def _reversal_hooks(
         for name in ("edge_weight", "edge_attr", "edge_type"):
             if isinstance(call.get(name), Tensor):
                 call[name] = context.reversed_values(call[name], reversal, path, name)
-        assert context.plan is not None
-        plans.append(context.plan)
-        context.plan = reversal.plan
+        if given is None:
+            # The layer's scope began with other edges; it also ends what is set here.
+            context.turn_to([call["edge_index"]])
         call.pop("self")
         return (), call
 
-    def leave(module: torch.nn.Module, args: Any, output: Any) -> None:
-        if plans:
-            context.plan = plans.pop()
-
-    # The plan is put back before the layer's scope ends.
-    return [
-        layer.register_forward_pre_hook(enter, with_kwargs=True),
-        layer.register_forward_hook(leave, always_call=True, prepend=True),
-    ]
+    return [layer.register_forward_pre_hook(enter, with_kwargs=True)]
 
 
 def _drop_cached_normalisation(layer: MessagePassing) -> None:
@@ -283,18 +318,24 @@ def _drop_cached_normalisation(layer: MessagePassing) -> None:
 
 
 def scope_hooks(layer: torch.nn.Module, path: str, context: HaloContext) -> list[RemovableHandle]:
-    """Mark the layer's calls on the thread, so that redirected functions know where they are called from."""
+    """Mark the layer's calls on the thread, so that redirected functions know where they are called from and on which edges."""
+    before: list[Relation | None] = []
 
     def enter(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         context.begin_call(path)
+        args, kwargs = tuple(map(context.own, args)), {name: context.own(value) for name, value in kwargs.items()}
         if context.is_distributed:
-            context.forget_rows()
+            context.forget_untracked_rows()
+            arguments = (*args, *kwargs.values())
+            context.relations.add_named(arguments)
+            before.append(context.turn_to(arguments, path))
             enter_scope(Scope(context, path))
-        return tuple(map(context.own, args)), {name: context.own(value) for name, value in kwargs.items()}
+        return args, kwargs
 
     def leave(module: torch.nn.Module, args: Any, output: Any) -> None:
-        if context.is_distributed:
+        if before:
             leave_scope()
+            context.current = before.pop()
         context.end_call()
 
     return [
@@ -303,9 +344,9 @@ def scope_hooks(layer: torch.nn.Module, path: str, context: HaloContext) -> list
     ]
 
 
-def _check_matrix(adj_t: Any, plan: HaloPlan, path: str) -> None:
+def _check_matrix(adj_t: Any, relation: Relation, path: str) -> None:
     """Refuse a sparse matrix that does not lead from own and halo nodes to own nodes."""
-    size = (plan.num_local, plan.num_local + plan.num_halo)
+    size = relation.size[::-1]
     if not is_torch_sparse_tensor(adj_t) or tuple(adj_t.shape[:2]) != size:
         got = f"shape {list(adj_t.shape)}" if isinstance(adj_t, Tensor) else type(adj_t).__name__
         raise ValueError(
@@ -330,16 +371,17 @@ def _exchange_hook(
     def hook(module: MessagePassing, inputs: tuple[Any, ...]) -> Any:
         if not context.is_distributed:
             return None
-        plan = context.plan
-        assert plan is not None
         edge_index, _, kwargs = inputs
         if isinstance(edge_index, EdgeIndex):
             edge_index = edge_index.as_tensor()  # made in the model, so it takes own nodes for all
         elif is_sparse(edge_index):
-            _check_matrix(edge_index, plan, path)
+            _check_matrix(edge_index, context.relation, path)
+        context.turn_to([edge_index])  # a layer may go through several edge types in turn
+        relation = context.relation
         # PyG's generated propagate takes the far side from the first of a pair whatever the flow, so that is what layers mean.
+        # One tensor has the rows of both ends, or of the sources if these are of another type.
         sides = {
-            name: value if isinstance(value, (tuple, list)) else (value, value)
+            name: value if isinstance(value, (tuple, list)) else (value, None if relation.is_bipartite else value)
             for name, value in kwargs.items()
             if name in arguments
         }
@@ -350,19 +392,28 @@ def _exchange_hook(
             both = blocks | {k: v for value in postponed.values() for k, v in value.blocks.items()}
             context.extend_all(both, path, module.node_dim)
             kwargs = kwargs | {name: value.update() for name, value in postponed.items()}
-        matrix = None
-        if fusible and is_sparse(edge_index):
-            matrix = edge_index if module.fuse else None
-        elif fusible:
+        if fusible and not is_sparse(edge_index):
             matrix = aggregator(module, edge_index, kwargs, blocks, context)
+            if matrix is not None:
+                # The product itself exchanges rows, and multiplies own ones meanwhile.
+                (context.product_argument,) = blocks
+                pairs = {name: (sides[name][0] if name in single else sides[name]) for name in blocks}
+                return matrix.own.forward, None, {**kwargs, **pairs}
         extended = dict(kwargs)
         along = module.flow == "source_to_target"
         for name, rows in context.extend_all(blocks, path, module.node_dim).items():
             # The Python propagate, which serves layers against the flow, takes it from the second.
-            extended[name] = (rows, sides[name][1]) if along else (sides[name][1], rows)
-        if matrix is not None:
-            return matrix, None, {name: rows[0] if name in single else rows for name, rows in extended.items()}
-        size = (plan.num_local + plan.num_halo, plan.num_local)
-        return edge_index, size if along else size[::-1], extended
+            own = _target_rows(sides[name][1], rows, relation, module.node_dim)
+            extended[name] = (rows, own) if along else (own, rows)
+        if fusible and is_sparse(edge_index) and module.fuse:
+            return edge_index, None, {name: rows[0] if name in single else rows for name, rows in extended.items()}
+        return edge_index, relation.size if along else relation.size[::-1], extended
 
     return hook
+
+
+def _target_rows(given: Any, extended: Tensor, relation: Relation, dim: int) -> Any:
+    """Return the target side of an argument: of a table of all nodes the rows of own ones, anything else as it is."""
+    if not isinstance(given, torch.nn.Parameter) or given.size(dim) == relation.num_targets:
+        return given
+    return extended.narrow(dim, 0, relation.num_targets)

@@ -22,6 +22,7 @@ NODE_NORMS: tuple[type[torch.nn.Module], ...] = (
     _BatchNorm,
     pyg_norm.GraphNorm,
     pyg_norm.GraphSizeNorm,
+    pyg_norm.HeteroBatchNorm,
     pyg_norm.InstanceNorm,
     pyg_norm.LayerNorm,
     pyg_norm.MeanSubtractionNorm,
@@ -40,6 +41,8 @@ def intercept_norm(layer: torch.nn.Module, path: str, context: HaloContext) -> C
         path: Its path inside the model.
         context: The shared state of the model's hooks.
     """
+    if isinstance(layer, pyg_norm.HeteroBatchNorm):
+        return _replace_typed_forward(layer, path, context)
     own_formula: Callable[..., Tensor] | None = None
     if isinstance(layer, (_BatchNorm, pyg_norm.InstanceNorm)):
         own_formula = _global_batch_norm
@@ -74,6 +77,48 @@ def _replace_forward(
         layer.__dict__.pop("forward", None)
 
     return revert
+
+
+def _replace_typed_forward(layer: pyg_norm.HeteroBatchNorm, path: str, context: HaloContext) -> Callable[[], None]:
+    """Use :func:`_global_typed_batch_norm` when batch statistics are due."""
+
+    def forward(self: Any, x: Tensor, type_vec: Tensor) -> Tensor:
+        if context.is_distributed and (self.training or not self.track_running_stats):
+            return _global_typed_batch_norm(self, x, type_vec, path, context)
+        return type(self).forward(self, x, type_vec)  # type: ignore[no-any-return]
+
+    layer.forward = MethodType(forward, layer)
+
+    def revert() -> None:
+        layer.__dict__.pop("forward", None)
+
+    return revert
+
+
+def _global_typed_batch_norm(layer: Any, x: Tensor, type_vec: Tensor, path: str, context: HaloContext) -> Tensor:
+    """Batch norm of ``x [R, C]`` with statistics for each of ``T`` types, through which PyG lets no gradient flow.
+
+    Running statistics of a type that no rank has rows of stay as they are.
+    """
+    with torch.no_grad():
+        rows = x.double()
+        ones = rows.new_ones(x.size(0), 1)
+        parts = torch.cat([rows, rows.pow(2), ones], 1)
+        total = context.all_reduce(scatter(parts, type_vec, 0, layer.num_types, reduce="sum"), path)
+        count = total[:, -1:]
+        mean, square = (total[:, :-1] / count.clamp(min=1)).chunk(2, 1)
+        var = square - mean.pow(2)
+        mean, var = mean.to(x.dtype), var.to(x.dtype)
+        if layer.training and layer.track_running_stats:
+            momentum = layer.momentum
+            if momentum is None:
+                layer.num_batches_tracked.add_(1)
+                momentum = 1.0 / float(layer.num_batches_tracked)
+            seen = count > 0
+            for running, value in ((layer.running_mean, mean), (layer.running_var, var)):
+                running.copy_(torch.where(seen, running.lerp(value.to(running.dtype), momentum), running))
+    out: Tensor = (x - mean[type_vec]) / var.clamp(min=layer.eps).sqrt()[type_vec]
+    return out if layer.weight is None else out * layer.weight[type_vec] + layer.bias[type_vec]
 
 
 def _uses_batch_statistics(layer: Any) -> bool:

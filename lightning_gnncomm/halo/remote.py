@@ -21,6 +21,11 @@ class RemoteSource(HaloSource):
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
 
+    @property
+    def overlaps(self) -> bool:
+        """See :attr:`HaloSource.overlaps`; a subclass that has rows of its own must be asked for them."""
+        return type(self).rows is RemoteSource.rows
+
     def rows(
         self, blocks: Sequence[Tensor], plan: HaloPlan, slots: Sequence[Slot], step: int, exact: bool
     ) -> list[Tensor]:

@@ -16,6 +16,11 @@ __all__ = ["HaloSource"]
 class HaloSource(ABC):
     """Delivers the halo rows of a node tensor, differentiably."""
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether rows may be sent by a :class:`~lightning_gnncomm.halo.exchange.Message` and awaited later."""
+        return False
+
     @abstractmethod
     def rows(
         self, blocks: Sequence[Tensor], plan: HaloPlan, slots: Sequence[Slot], step: int, exact: bool

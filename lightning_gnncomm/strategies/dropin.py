@@ -12,21 +12,22 @@ import torch
 from lightning.pytorch.strategies import ParallelStrategy
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import Tensor
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.lightning import LightningNodeData
 
 from lightning_gnncomm.data.loader import PartLoader
 from lightning_gnncomm.graph.assign import assign
 from lightning_gnncomm.graph.fingerprint import add_tensor
 from lightning_gnncomm.graph.partition import build_part
+from lightning_gnncomm.graph.typed import Assignment, Graph, stores
 
 __all__ = ["DropIn", "find_part", "let_full_loader_pass"]
 
 
-def find_part(*candidates: Any) -> Data | None:
-    """Return the first part of a graph (a ``Data`` with a ``halo`` plan) among step arguments."""
+def find_part(*candidates: Any) -> Graph | None:
+    """Return the first part of a graph (a ``Data`` or ``HeteroData`` with a ``halo`` plan) among step arguments."""
     for candidate in candidates:
-        if isinstance(candidate, Data) and "halo" in candidate:
+        if isinstance(candidate, (Data, HeteroData)) and "halo" in candidate:
             return candidate
         if isinstance(candidate, dict):
             candidate = list(candidate.values())
@@ -44,13 +45,13 @@ class DropIn:
 
     def __init__(self, strategy: ParallelStrategy) -> None:
         self._strategy = strategy
-        self._parts: dict[str, Data] = {}
+        self._parts: dict[str, Graph] = {}
 
     def part_loader(self, loader: Iterable[Any]) -> Iterable[Any]:
         """Return a loader of this rank's part of the one graph that ``loader`` yields.
 
         Raises:
-            TypeError: If the loader yields something else than a ``Data``.
+            TypeError: If the loader yields something else than a ``Data`` or ``HeteroData``.
             ValueError: If it yields no or several graphs, or not the same graph on all ranks.
         """
         if isinstance(loader, PartLoader):
@@ -59,14 +60,14 @@ class DropIn:
         if len(items) != 1:
             raise ValueError(
                 f"A halo strategy trains on one graph, but the loader {type(loader).__name__} yields "
-                f"{'no batch' if not items else 'several'}. Give it one full-graph Data, without neighbour sampling."
+                f"{'no batch' if not items else 'several'}. Give it one full-graph Data or HeteroData, without neighbour sampling."
             )
         graph = items[0]
         if find_part(graph) is not None:
             return loader
-        if not isinstance(graph, Data):
+        if not isinstance(graph, (Data, HeteroData)):
             raise TypeError(
-                f"A halo strategy needs a loader of one torch_geometric Data, but {type(loader).__name__} yields "
+                f"A halo strategy needs a loader of one torch_geometric Data or HeteroData, but {type(loader).__name__} yields "
                 f"{type(graph).__name__}. See GraphDataModule."
             )
         key = self._agree(graph)
@@ -82,7 +83,7 @@ class DropIn:
             )
         return PartLoader(self._parts[key])
 
-    def _agree(self, graph: Data) -> str:
+    def _agree(self, graph: Graph) -> str:
         """Return a digest of the graph, which must be the same on all ranks."""
         digest = _digest(graph)
         if not self._strategy.reduce_boolean_decision(digest == self._strategy.broadcast(digest)):
@@ -92,8 +93,8 @@ class DropIn:
             )
         return digest
 
-    def _assign(self, graph: Data) -> Tensor:
-        result: Tensor | Exception
+    def _assign(self, graph: Graph) -> Assignment:
+        result: Assignment | Exception
         if self._strategy.global_rank == 0:
             try:
                 result = assign(graph, self._strategy.world_size)
@@ -107,14 +108,16 @@ class DropIn:
         return result
 
 
-def _digest(graph: Data) -> str:
+def _digest(graph: Graph) -> str:
     """Hash a graph for comparison between ranks; unlike a stored one it may have attributes of any kind."""
     digest = hashlib.blake2b(digest_size=16)
-    for key, value in sorted(graph.to_dict().items()):
-        if isinstance(value, Tensor):
-            add_tensor(digest, key, value)
-        else:
-            digest.update(f"{key}\0{value!r}\0".encode())
+    for name, store in stores(graph).items():
+        digest.update(f"{name!r}\0".encode())
+        for key, value in sorted(store.items()):
+            if isinstance(value, Tensor):
+                add_tensor(digest, key, value)
+            else:
+                digest.update(f"{key}\0{value!r}\0".encode())
     return digest.hexdigest()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
@@ -23,7 +24,6 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
-from torch_geometric.data import Data
 from typing_extensions import override
 
 from lightning_gnncomm.codecs.base import Codec, resolve_codec
@@ -33,7 +33,8 @@ from lightning_gnncomm.comm.groups import destroy_group, new_group
 from lightning_gnncomm.comm.schedule import Decision, Schedule, resolve_schedule
 from lightning_gnncomm.comm.traffic import Traffic, TrafficRecord
 from lightning_gnncomm.comm.wire import DistributedWire
-from lightning_gnncomm.halo.attach import Attachment, attach
+from lightning_gnncomm.graph.typed import Graph
+from lightning_gnncomm.halo.attach import Attachment, attach, is_heterogeneous
 from lightning_gnncomm.halo.context import HaloContext
 from lightning_gnncomm.strategies.dropin import DropIn, find_part, let_full_loader_pass
 from lightning_gnncomm.strategies.loss import Term, loss_terms, weighted
@@ -199,6 +200,11 @@ class HaloStrategy(DDPStrategy):
 
     @override
     def configure_ddp(self) -> None:
+        assert self.lightning_module is not None
+        if self.world_size > 1 and is_heterogeneous(self.lightning_module):
+            # The last layers of node types without labels get no gradient, which DDP takes for a mistake.
+            self._ddp_kwargs["find_unused_parameters"] = True
+            warnings.filterwarnings("ignore", message=".*find_unused_parameters=True was specified")
         super().configure_ddp()
         if self.world_size == 1:
             return
@@ -304,15 +310,15 @@ class HaloStrategy(DDPStrategy):
     # Steps
 
     @contextmanager
-    def _step(self, args: tuple[Any, ...], kwargs: dict[str, Any], exact: bool = True) -> Iterator[Data | None]:
+    def _step(self, args: tuple[Any, ...], kwargs: dict[str, Any], exact: bool = True) -> Iterator[Graph | None]:
         if self._attachment is None:
             yield None
             return
         part = find_part(*args, *kwargs.values())
         if part is None:
             raise TypeError(
-                "The step's batch holds no part of a graph (a torch_geometric Data with a 'halo' plan). Use GraphDataModule or a "
-                "loader of one full-graph Data, and keep the 'halo' attribute in transforms of the batch."
+                "The step's batch holds no part of a graph (a torch_geometric Data or HeteroData with a 'halo' plan). Use "
+                "GraphDataModule or a loader of one full graph, and keep the 'halo' attribute in transforms of the batch."
             )
         counts = mask_counts(part, self.loss_mask)
         if self._log is not None:
@@ -334,7 +340,7 @@ class HaloStrategy(DDPStrategy):
             self._window.add_loss(loss, self._log.counts["loss"])
         return output
 
-    def _begin_training_step(self, part: Data) -> int:
+    def _begin_training_step(self, part: Graph) -> int:
         """Return the number of a training step and tell those who count with it; every call is a step, repeated batches too."""
         assert self._window is not None and self._memory is not None and self.lightning_module is not None
         self._memory.enter(part.halo)

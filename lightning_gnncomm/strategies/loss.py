@@ -26,6 +26,8 @@ Kind = Literal["mean", "sum", "constant"]
 _LINEAR = frozenset(
     {"Add", "Sub", "Neg", "Mul", "Div", "View", "Squeeze", "Unsqueeze", "ToCopy", "Clone", "Stack", "Alias"}
 )
+_DDP_SINK = "_DDPSink"
+"""What DDP with find_unused_parameters passes the outputs of a step through; the loss must be the only one with a gradient."""
 _OF_PARAMETERS = _LINEAR | {
     "Pow",
     "Abs",
@@ -103,6 +105,8 @@ def _terms(node: Any, counts: Collection[float]) -> Iterator[Term]:
         yield from _division(node, counts)
     elif name == "Mul" and len(_inputs(node)) == 2:
         yield _product(node, counts)
+    elif name == _DDP_SINK and len(_inputs(node)) == 1:
+        yield from _terms(_inputs(node)[0], counts)
     elif name in _LINEAR and name != "Div":
         for following in _inputs(node):
             yield from _terms(following, counts)

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
-from torch_geometric.data import Data
-from torch_geometric.utils import mask_to_index
 from torchmetrics import Metric
 
 from lightning_gnncomm.comm.wire import Wire
+from lightning_gnncomm.graph.typed import Graph
 from lightning_gnncomm.strategies.provenance import Piece, pieces_of
 
 __all__ = ["ALREADY_GLOBAL", "GraphLog", "gather_predictions", "mask_counts"]
@@ -26,17 +25,24 @@ ALREADY_GLOBAL = object()
 STAGES = ("train", "val", "test")
 
 
-def mask_counts(part: Data, loss_mask: str = "train_mask") -> dict[str, int]:
+def mask_counts(part: Graph, loss_mask: str = "train_mask") -> dict[str, int]:
     """Return this rank's number of nodes in each mask: ``train``, ``val``, ``test``, ``loss``, and of ``all`` nodes.
 
-    A mask that the part does not have, or has several of, counts all nodes.
+    Nodes of a heterogeneous part count if they are of a type with a mask, together if several types have one. A mask that no type
+    has, or that is several of, counts all nodes.
     """
-    counts = {"all": int(part.num_nodes or 0)}
-    for name, attribute in {**{stage: f"{stage}_mask" for stage in STAGES}, "loss": loss_mask}.items():
-        mask = part.get(attribute)
-        usable = isinstance(mask, Tensor) and mask.dtype == torch.bool and mask.dim() == 1
-        counts[name] = int(mask.sum()) if usable else counts["all"]
+    names = {**{stage: f"{stage}_mask" for stage in STAGES}, "loss": loss_mask}
+    stores = list(part.node_stores)
+    masked = [store for store in stores if any(name in store for name in names.values())]
+    counts = {"all": sum(int(store.num_nodes or 0) for store in masked or stores)}
+    for name, attribute in names.items():
+        masks = [mask for store in stores if _is_mask(mask := store.get(attribute))]
+        counts[name] = sum(int(mask.sum()) for mask in masks) if masks else counts["all"]
     return counts
+
+
+def _is_mask(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dtype == torch.bool and value.dim() == 1
 
 
 class GraphLog:
@@ -149,42 +155,52 @@ def synchronise_metrics(module: torch.nn.Module) -> Callable[[], None]:
     return revert
 
 
-def gather_predictions(output: Any, part: Data, wire: Wire) -> Any:
+def gather_predictions(output: Any, part: Graph, wire: Wire) -> Any:
     """Return predictions of all nodes in the original order from those of this rank's nodes.
 
     Args:
         output: Tensor, or (nested) tuple, list or mapping of tensors, with a row per own node, or per own node of one of the
-            masks (``out[batch.test_mask]``).
+            masks (``out[batch.test_mask]``). Of a heterogeneous part, what is under the name of a node type has rows of that type;
+            other tensors are of the first type that fits, types with masks before others.
         part: The part they were computed from.
         wire: The ranks to gather from; every rank gets everything.
     """
+    stores = list(part.node_stores)
+    return _gather(output, sorted(stores, key=lambda store: not any(f"{s}_mask" in store for s in STAGES)), wire)
+
+
+def _gather(output: Any, stores: Sequence[Any], wire: Wire) -> Any:
     if isinstance(output, Mapping):
-        return type(output)((key, gather_predictions(value, part, wire)) for key, value in output.items())  # type: ignore[call-arg]
+        of_type = {store._key: [store] for store in stores if store._key is not None}
+        return type(output)(  # type: ignore[call-arg]
+            (key, _gather(value, of_type.get(key, stores), wire)) for key, value in output.items()
+        )
     if isinstance(output, tuple) and hasattr(output, "_fields"):
-        return type(output)(*(gather_predictions(value, part, wire) for value in output))
+        return type(output)(*(_gather(value, stores, wire) for value in output))
     if isinstance(output, (tuple, list)):
-        return type(output)(gather_predictions(value, part, wire) for value in output)
-    return _gather_rows(output, part, wire) if isinstance(output, Tensor) else output
+        return type(output)(_gather(value, stores, wire) for value in output)
+    return _gather_rows(output, stores, wire) if isinstance(output, Tensor) else output
 
 
-def _gather_rows(rows: Tensor, part: Data, wire: Wire) -> Tensor:
-    index = _matching_index(rows, part, wire)
-    if index is None:
+def _gather_rows(rows: Tensor, stores: Sequence[Any], wire: Wire) -> Tensor:
+    own_ids = _matching_ids(rows, stores, wire)
+    if own_ids is None:
         rank_zero_warn(
             f"predict_step returned a tensor of shape {tuple(rows.shape)}, which has neither a row per node nor a row per node of "
             f"train_mask, val_mask or test_mask, so it stays what this rank computed from its own nodes."
         )
         return rows
-    ids = torch.cat(wire.all_gather(part.n_id[index]))
+    ids = torch.cat(wire.all_gather(own_ids))
     return torch.cat(wire.all_gather(rows))[ids.argsort()]
 
 
-def _matching_index(rows: Tensor, part: Data, wire: Wire) -> Tensor | None:
-    """Return which own nodes the rows belong to; a choice must fit on all ranks."""
+def _matching_ids(rows: Tensor, stores: Sequence[Any], wire: Wire) -> Tensor | None:
+    """Return the ids of the own nodes that rows belong to; a choice must fit on all ranks."""
     size = rows.size(0) if rows.dim() else -1
-    candidates = [torch.arange(part.num_nodes or 0, device=part.n_id.device)]
-    masks = [part.get(f"{stage}_mask") for stage in ("test", "val", "train")]
-    candidates += [mask_to_index(mask) for mask in masks if isinstance(mask, Tensor) and mask.dim() == 1]
-    fits = torch.tensor([size == index.numel() for index in candidates], dtype=torch.long, device=part.n_id.device)
+    candidates = []
+    for store in stores:
+        masks = [mask for stage in ("test", "val", "train") if _is_mask(mask := store.get(f"{stage}_mask"))]
+        candidates += [store.n_id, *(store.n_id[mask] for mask in masks)]
+    fits = torch.tensor([size == ids.numel() for ids in candidates], device=candidates[0].device).long()
     everywhere = wire.all_reduce(fits, "min").tolist()
-    return next((index for index, fit in zip(candidates, everywhere, strict=True) if fit), None)
+    return next((ids for ids, fit in zip(candidates, everywhere, strict=True) if fit), None)

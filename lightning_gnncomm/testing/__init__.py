@@ -1,6 +1,6 @@
 """Test your own layers and models: threads or processes as ranks, toy graphs, and parity with a single process."""
 
-from lightning_gnncomm.testing.graphs import random_graph
+from lightning_gnncomm.testing.graphs import random_graph, random_hetero_graph
 from lightning_gnncomm.testing.parity import (
     Training,
     assert_matches_single_process,
@@ -16,6 +16,7 @@ __all__ = [
     "Training",
     "assert_matches_single_process",
     "random_graph",
+    "random_hetero_graph",
     "run_ranks",
     "run_threads",
     "train_distributed",

@@ -12,7 +12,8 @@ from torch.utils.checkpoint import checkpoint
 from torch_geometric.data import Data
 from torch_geometric.utils import add_self_loops, degree, softmax
 
-from tests.conformance.graphs import NUM_NODES
+from tests.conformance.convs import each, typed
+from tests.conformance.graphs import HETERO_METADATA, NUM_NODES
 from tests.conformance.recipes import EDGES, WEIGHT, Later, Recipe, labelled, layer, opt, takes
 
 __all__ = ["COMPOSITIONS"]
@@ -305,10 +306,43 @@ def on_data(module: nn.Module, data: Data) -> Any:
 
 
 def one(
-    make: Callable[[], nn.Module], call: Any = EDGES, unfit: bool = False
+    make: Callable[[], nn.Module], call: Any = EDGES, unfit: bool = False, on: str = "random"
 ) -> tuple[Callable[[], nn.Module], Recipe]:
-    """A composition: what makes it, how it is called, and whether it must be refused."""
-    return make, Recipe((), [opt(call)], unfit)
+    """A composition: what makes it, how it is called, whether it must be refused, and the kind of graph."""
+    return make, Recipe((), [opt(call, on)], unfit)
+
+
+class TypedNorm(nn.Module):
+    """Two layers on a heterogeneous graph with a norm in between that knows types."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.first, self.norm = pyg.HeteroConv(each("SAGEConv", (6, 6), 8).make()), norm
+        self.last = pyg.HeteroConv(each("SAGEConv", (8, 8), 5).make())
+
+    def forward(self, x: dict[str, Tensor], edges: dict[Any, Tensor]) -> Any:
+        x = self.first(x, edges)
+        sizes = [rows.size(0) for rows in x.values()]
+        types = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+        normed = self.norm(torch.cat(list(x.values())), types).split(sizes)
+        return self.last(dict(zip(x, normed, strict=True)), edges)
+
+
+def by_type(model: type[nn.Module], aggr: str = "sum", **kwargs: Any) -> Callable[[], nn.Module]:
+    """A model of PyG's for homogeneous graphs, transformed for heterogeneous ones."""
+    return lambda: pyg.to_hetero(model((6, 6), 8, 2, 5, **kwargs), HETERO_METADATA, aggr)
+
+
+TYPED: dict[str, Callable[[], nn.Module]] = {
+    "to_hetero(GraphSAGE)": by_type(pyg.GraphSAGE),
+    "to_hetero(GraphSAGE), aggr=mean": by_type(pyg.GraphSAGE, "mean"),
+    "to_hetero(GraphSAGE), norm=BatchNorm": by_type(pyg.GraphSAGE, norm="BatchNorm"),
+    "to_hetero(GraphSAGE), jk=cat": by_type(pyg.GraphSAGE, jk="cat"),
+    "to_hetero(GAT)": by_type(pyg.GAT, add_self_loops=False, heads=2),
+    "to_hetero(GAT), v2": by_type(pyg.GAT, "max", add_self_loops=False, v2=True),
+    "HeteroBatchNorm between HeteroConvs": lambda: TypedNorm(pyg.HeteroBatchNorm(8, 3)),
+    "HeteroLayerNorm between HeteroConvs": lambda: TypedNorm(pyg.HeteroLayerNorm(8, 3)),
+}
 
 
 COMPOSITIONS: dict[str, tuple[Callable[[], nn.Module], Recipe]] = {
@@ -356,4 +390,5 @@ COMPOSITIONS: dict[str, tuple[Callable[[], nn.Module], Recipe]] = {
     "nn.BatchNorm1d": one(lambda: nn.BatchNorm1d(6), X),
     "nn.LayerNorm": one(lambda: nn.LayerNorm(6), X),
     "TopKPooling": one(lambda: pyg.TopKPooling(6), unfit=True),
+    **{name: one(make, typed, on="hetero") for name, make in TYPED.items()},
 }

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 import torch_geometric.nn as pyg
 from torch import Tensor, nn
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 from torch_geometric.utils import degree
 
-from tests.conformance.graphs import NUM_RELATIONS, graph
+from tests.conformance.graphs import HETERO_METADATA, NUM_RELATIONS, graph
 from tests.conformance.recipes import (
     ATTR,
     TYPE,
@@ -56,7 +56,8 @@ def stacked(module: nn.Module, data: Data) -> Any:
 
 
 RELATIONS = [("n", str(i), "n") for i in range(NUM_RELATIONS)]
-METADATA = (["n"], RELATIONS)
+HOMOGENEOUS = Later(lambda: (["n"], RELATIONS), "one type")
+HETERO = Later(lambda: HETERO_METADATA, "three types")
 
 
 def _relations(data: Data) -> dict[Any, Tensor]:
@@ -66,6 +67,37 @@ def _relations(data: Data) -> dict[Any, Tensor]:
 @labelled("3 relations")
 def hetero(module: nn.Module, data: Data) -> Any:
     return module({"n": data.x}, _relations(data))
+
+
+@labelled("")
+def typed(module: nn.Module, data: HeteroData) -> Any:
+    return module(data.x_dict, data.edge_index_dict)
+
+
+@labelled("edge_weight")
+def typed_weight(module: nn.Module, data: HeteroData) -> Any:
+    weights = {key: data[key].edge_weight for key in data.edge_types}
+    return module(data.x_dict, data.edge_index_dict, edge_weight_dict=weights)
+
+
+@labelled("filtered edges")
+def typed_filtered(module: nn.Module, data: HeteroData) -> Any:
+    kept = {key: edges[:, data[key].edge_weight > 0.8] for key, edges in data.edge_index_dict.items()}
+    return module(data.x_dict, kept)
+
+
+def each(name: str, *args: Any, **kwargs: Any) -> Later:
+    """One layer for each edge type."""
+    words = [name, *(f"{k}={v}" for k, v in kwargs.items() if k != "add_self_loops")]
+    make = lambda: {key: getattr(pyg, name)(*args, **kwargs) for key in HETERO_METADATA[1]}  # noqa: E731
+    return Later(make, " ".join(words))
+
+
+def within(inner: Later) -> Later:
+    """A layer for edges among nodes of one type, and GATConv for the others."""
+    other = layer("GATConv", (6, 6), 8, add_self_loops=False)
+    make = lambda: {key: (inner if key[0] == key[2] else other).make() for key in HETERO_METADATA[1]}  # noqa: E731
+    return Later(make, f"{inner.text} within a type")
 
 
 @labelled("return_attention_weights")
@@ -470,7 +502,11 @@ CONVS: dict[str, Recipe] = {
         opt(pair),
         opt(ATTR, in_edge_channels=4, directed_msg=False, attention=True),
     ),
-    "HGTConv": recipe(6, 8, METADATA)(opt(hetero), opt(hetero, heads=2)),
+    "HGTConv": recipe(6, 8)(
+        *(opt(hetero, metadata=HOMOGENEOUS, heads=heads) for heads in (1, 2)),
+        *(opt(typed, on="hetero", metadata=HETERO, heads=heads) for heads in (1, 2, 4)),
+        opt(typed_filtered, on="hetero", metadata=HETERO),
+    ),
     "HEATConv": recipe(*H)(
         *(
             opt(
@@ -485,10 +521,35 @@ CONVS: dict[str, Recipe] = {
             for more in ({}, {"heads": 2}, {"heads": 2, "concat": False}, {"root_weight": False})
         ),
     ),
-    "HeteroConv": recipe(Later(lambda: {key: pyg.SAGEConv(6, 8) for key in RELATIONS}, "SAGEConv"))(
-        opt(hetero), opt(hetero, aggr="cat"), opt(hetero, aggr="mean")
+    "HeteroConv": recipe()(
+        *(
+            opt(hetero, convs=Later(lambda: {k: pyg.SAGEConv(6, 8) for k in RELATIONS}, "SAGEConv"), aggr=aggr)
+            for aggr in ("sum", "cat")
+        ),
+        *(
+            opt(typed, on="hetero", convs=each("SAGEConv", (6, 6), 8), aggr=aggr)
+            for aggr in ("sum", "mean", "max", "min", "cat", None)
+        ),
+        *(
+            opt(typed, on="hetero", convs=each(name, (6, 6), 8, add_self_loops=False, heads=2), aggr=aggr)
+            for name in ("GATConv", "GATv2Conv")
+            for aggr in ("sum", "cat")
+        ),
+        opt(typed, on="hetero", convs=each("GraphConv", (6, 6), 8)),
+        opt(typed_weight, on="hetero", convs=each("GraphConv", (6, 6), 8)),
+        opt(typed, on="hetero", convs=each("TransformerConv", (6, 6), 8)),
+        opt(typed, on="hetero", convs=each("SAGEConv", (6, 6), 8, aggr="max")),
+        opt(typed_filtered, on="hetero", convs=each("SAGEConv", (6, 6), 8)),
+        opt(typed, on="hetero", convs=within(layer("GCNConv", 6, 8))),
+        opt(typed_filtered, on="hetero", convs=within(layer("GCNConv", 6, 8))),
+        opt(typed, on="hetero", convs=within(layer("ChebConv", 6, 8, K=2))),
+        opt(typed, on="hetero", convs=within(layer("GCNConv", 6, 8, flow="target_to_source"))),
     ),
-    "HANConv": recipe(6, 8, METADATA)(opt(hetero), opt(hetero, heads=2)),
+    "HANConv": recipe(6, 8)(
+        *(opt(hetero, metadata=HOMOGENEOUS, heads=heads) for heads in (1, 2)),
+        *(opt(typed, on="hetero", metadata=HETERO, heads=heads) for heads in (1, 2)),
+        opt(typed_filtered, on="hetero", metadata=HETERO),
+    ),
     "LGConv": recipe()(opt(), opt(WEIGHT), opt(normalize=False), opt(WEIGHT, normalize=False)),
     "PointGNNConv": recipe(mlp(6, 3), mlp(9, 7), mlp(7, 6))(
         opt(takes("x", "pos", "edge_index")), opt(takes("x", "pos", "edge_index"), aggr="mean")

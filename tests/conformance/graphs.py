@@ -6,14 +6,18 @@ import functools
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 from torch_geometric.transforms import ToSparseTensor
 
 from lightning_gnncomm.graph.assign import assign
+from lightning_gnncomm.graph.typed import Assignment, Graph
+from lightning_gnncomm.testing import random_hetero_graph
 
-__all__ = ["NUM_NODES", "NUM_RELATIONS", "assignment_of", "graph"]
+__all__ = ["HETERO_METADATA", "NUM_NODES", "NUM_RELATIONS", "assignment_of", "graph"]
 
 NUM_NODES, NUM_EDGES, NUM_RELATIONS = 40, 150, 3
+HETERO_METADATA = random_hetero_graph().metadata()
+"""Node and edge types of the graph of kind ``"hetero"``."""
 
 
 def _edges(generator: torch.Generator) -> Tensor:
@@ -32,19 +36,22 @@ def _mesh(generator: torch.Generator) -> Tensor:
 
 
 @functools.cache
-def graph(kind: str = "random") -> Data:
+def graph(kind: str = "random") -> Graph:
     """Return a graph with every attribute a recipe can ask for.
 
     Args:
         kind: ``"random"``; ``"sorted"`` by destination; ``"simple"``, without self-loops and duplicates; ``"undirected"``, the
-            same in both directions; ``"mesh"``, with four in-edges a node; or ``"adj_t"``, whose edges are the entries of a CSR
-            matrix and nowhere else.
+            same in both directions; ``"mesh"``, with four in-edges a node; ``"adj_t"``, whose edges are the entries of a CSR
+            matrix and nowhere else; or ``"hetero"``, of three node types and five edge types.
 
     Returns:
         Nodes: ``x [N, 6]``, ``x_0 [N, 6]``, ``pos`` and ``normal [N, 3]``, ``one_hot [N, 4]``, ``node_type [N]``, ``y [N]``,
         ``mask [N]``, ``weight [N, 16]`` (of the loss). Edges: ``edge_index``, ``edge_weight``, ``edge_attr [E, 4]`` in (0, 1),
-        ``edge_pos [E, 2]`` in (0, 1), ``edge_type [E]``, ``edge_id [E]``.
+        ``edge_pos [E, 2]`` in (0, 1), ``edge_type [E]``, ``edge_id [E]``. Each type of a heterogeneous graph has ``x`` and ``weight``,
+        or ``edge_index``, ``edge_weight`` and ``edge_id``.
     """
+    if kind == "hetero":
+        return _hetero()
     generator = torch.Generator().manual_seed(0)
     edges = _mesh(generator) if kind == "mesh" else _edges(generator)
     if kind == "adj_t":
@@ -91,7 +98,17 @@ def graph(kind: str = "random") -> Data:
     return data
 
 
+def _hetero() -> HeteroData:
+    """Papers, authors and venues; METIS leaves one of three parts without a venue."""
+    data, generator = random_hetero_graph(dtype=torch.float64), torch.Generator().manual_seed(0)
+    for store in data.node_stores:
+        store.weight = torch.randn(store.x.size(0), 16, generator=generator, dtype=torch.float64)
+    for store in data.edge_stores:
+        store.edge_id = torch.arange(store.edge_index.size(1))
+    return data
+
+
 @functools.cache
-def assignment_of(kind: str, num_parts: int) -> Tensor:
+def assignment_of(kind: str, num_parts: int) -> Assignment:
     """Return the part of each node, by METIS."""
     return assign(graph(kind), num_parts)

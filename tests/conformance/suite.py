@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,13 +12,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch_geometric.data import Data
+from torch_geometric.data import HeteroData
 
 from lightning_gnncomm.codecs import IdentityCodec
 from lightning_gnncomm.comm.channel import Channel
 from lightning_gnncomm.comm.schedule import Synchronous
 from lightning_gnncomm.comm.wire import Pending, Wire
 from lightning_gnncomm.graph.partition import build_part
+from lightning_gnncomm.graph.typed import Graph, TypeName, stores
 from lightning_gnncomm.halo.attach import UnsupportedModuleError, attach
 from lightning_gnncomm.halo.context import HaloContext
 from lightning_gnncomm.testing import run_threads
@@ -29,7 +31,7 @@ NUM_RANKS = 3
 LEARNED = ("x", "x_0", "pos", "normal", "edge_weight", "edge_value", "edge_attr", "edge_pos")
 """Inputs that are tried with a gradient of their own, as if layers before had made them."""
 
-Call = Callable[[nn.Module, Data], Any]
+Call = Callable[[nn.Module, Any], Any]
 
 
 @dataclass(frozen=True)
@@ -147,13 +149,19 @@ def _flatten(out: Any, name: str = "output") -> dict[str, Tensor]:
     return {key: value for part, item in items for key, value in _flatten(item, f"{name}.{part}").items()}
 
 
-def _loss(outputs: dict[str, Tensor], data: Data) -> Tensor:
+def _nodes_of(output: str, data: Graph) -> Any:
+    """Return the nodes that an output has rows of: of the type it is named after, in a heterogeneous graph."""
+    return data[output.split(".")[1]] if isinstance(data, HeteroData) else data
+
+
+def _loss(outputs: dict[str, Tensor], data: Graph) -> Tensor:
     """A sum over nodes in which every output entry has a weight of its own."""
-    total = data.weight.new_zeros(())
-    for out in outputs.values():
+    total = torch.zeros(())
+    for name, out in outputs.items():
         if out.is_floating_point():
-            weight = data.weight.repeat(1, 1 + out[:1].numel() // data.weight.size(1))[:, : out[0:1].numel()]
-            total = total + (out.reshape(out.size(0), -1) * weight).sum()
+            weight, width = _nodes_of(name, data).weight, math.prod(out.shape[1:])
+            weight = weight.repeat(1, 1 + width // weight.size(1))[:, :width]
+            total = total + (out.reshape(out.size(0), width) * weight).sum()
     return total
 
 
@@ -161,7 +169,7 @@ class _Runner:
     """The passes of one configuration on one rank (or on the whole graph, without a context)."""
 
     def __init__(
-        self, case: Case, model: nn.Module, data: Data, context: HaloContext | None, wire: Wire | None
+        self, case: Case, model: nn.Module, data: Graph, context: HaloContext | None, wire: Wire | None
     ) -> None:
         self.case, self.model, self.data, self.context, self.wire = case, model, data, context, wire
         self.tensors: dict[str, Tensor] = {}
@@ -172,9 +180,14 @@ class _Runner:
         model, case = self.model, self.case
         model.train(train)
         data = copy.copy(self.data)
-        leaves = {k: data[k].clone().requires_grad_() for k in learned if train and k in data}
-        for key, leaf in leaves.items():
-            data[key] = leaf
+        leaves = {
+            (name, key): store[key].clone().requires_grad_()
+            for name, store in stores(data).items()
+            for key in learned
+            if train and key in store
+        }
+        for (name, key), leaf in leaves.items():
+            stores(data)[name][key] = leaf
         model.zero_grad()
         before = self._collectives()
         with self._step(data, train), torch.set_grad_enabled(train):
@@ -188,7 +201,7 @@ class _Runner:
         self._keep(label, outputs, leaves)
         return counts
 
-    def _step(self, data: Data, train: bool) -> Any:
+    def _step(self, data: Graph, train: bool) -> Any:
         if self.context is None:
             return _nothing()
         self.context.channel.traffic.reset()
@@ -198,12 +211,14 @@ class _Runner:
     def _collectives(self) -> tuple[int, int]:
         return (0, 0) if self.wire is None else (self.wire.exchanges, self.wire.reductions)
 
-    def _keep(self, label: str, outputs: dict[str, Tensor], leaves: dict[str, Tensor]) -> None:
+    def _keep(self, label: str, outputs: dict[str, Tensor], leaves: dict[tuple[TypeName, str], Tensor]) -> None:
         for name, out in outputs.items():
-            self.tensors[f"{label} {name}"] = self._gather(out.detach(), "n_id")
-        for name, leaf in leaves.items():
+            self.tensors[f"{label} {name}"] = self._gather(out.detach(), _nodes_of(name, self.data).n_id)
+        for (name, key), leaf in leaves.items():
             grad = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
-            self.tensors[f"{label} gradient of {name}"] = self._gather(grad, "edge_id" if "edge" in name else "n_id")
+            ids = stores(self.data)[name]["edge_id" if "edge" in key else "n_id"]
+            what = key if name is None else f"{key} of {name}"
+            self.tensors[f"{label} gradient of {what}"] = self._gather(grad, ids)
         if not label.startswith("eval"):
             for name, parameter in self.model.named_parameters():
                 grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
@@ -211,10 +226,10 @@ class _Runner:
         for name, buffer in self.model.named_buffers():
             self.tensors[f"{label} buffer {name}"] = buffer.clone()
 
-    def _gather(self, rows: Tensor, key: str) -> Tensor:
+    def _gather(self, rows: Tensor, ids: Tensor) -> Tensor:
         if self.wire is None:
             return rows
-        order = torch.cat(self.wire.all_gather(self.data[key])).argsort()
+        order = torch.cat(self.wire.all_gather(ids)).argsort()
         return torch.cat(self.wire.all_gather(rows))[order]
 
     def run(self, labels: Collection[str] = ()) -> Pass:
@@ -253,7 +268,8 @@ def _nothing() -> Iterator[None]:
 def on_whole_graph(case: Case, model: nn.Module) -> Pass:
     """Run a copy of a configuration's module in one process."""
     data = copy.copy(graph(case.kind))
-    data.n_id = torch.arange(data.num_nodes)  # as parts have it
+    for nodes in data.node_stores:
+        nodes.n_id = torch.arange(nodes.num_nodes)  # as parts have it
     return _Runner(case, copy.deepcopy(model), data, None, None).run()
 
 

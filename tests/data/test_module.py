@@ -12,12 +12,13 @@ import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import LightningCLI
-from torch_geometric.data import Data, HeteroData
+from torch_geometric.data import Data, HeteroData, TemporalData
 from torch_geometric.datasets import KarateClub
 
 import lightning_gnncomm.data.module as module_under_test
 from lightning_gnncomm.data import GraphDataModule, PartLoader
 from lightning_gnncomm.graph import load_graph, partition_and_store, read_manifest
+from lightning_gnncomm.testing import random_hetero_graph
 
 SPEC = "sbm:nodes=90,blocks=3,p_in=0.2,p_out=0.05"
 
@@ -230,19 +231,92 @@ def test_a_data_a_dataset_a_name_and_a_folder_give_the_same_graph(tmp_path):
         assert torch.equal(module.part.x, karate[0].x) and torch.equal(module.part.edge_index, karate[0].edge_index)
 
 
-def test_datasets_of_several_graphs_and_heterogeneous_ones_are_refused(tmp_path):
+def test_datasets_of_several_graphs_or_of_another_kind_are_refused(tmp_path):
     class Several(KarateClub):
         def __len__(self) -> int:
             return 2
 
-    class Hetero(KarateClub):
+    class Other(KarateClub):
         def __getitem__(self, _):
-            return HeteroData()
+            return TemporalData()
 
     with pytest.raises(ValueError, match="one graph, got Several of 2"):
         GraphDataModule(Several())
-    with pytest.raises(TypeError, match="got HeteroData"):
-        GraphDataModule(Hetero())
+    with pytest.raises(TypeError, match="got TemporalData"):
+        GraphDataModule(Other())
+
+
+def hetero_graph() -> HeteroData:
+    """Users who rate items in shops; only users have labels, and shops no features."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = {"user": 30, "item": 20, "shop": 2}
+    data = HeteroData({name: {"num_nodes": size} for name, size in sizes.items()})
+    data["user"].x, data["item"].x = torch.rand(30, 4, generator=generator), torch.rand(20, 3, generator=generator)
+    data["user"].y = torch.arange(30) % 5
+    data["user"].train_mask = torch.arange(30) < 10
+    for source, relation, target in (("item", "rated_by", "user"), ("user", "rates", "item"), ("item", "in", "shop")):
+        ends = [torch.randint(0, sizes[name], (60,), generator=generator) for name in (source, target)]
+        data[source, relation, target].edge_index = torch.stack(ends)
+    return data
+
+
+def test_each_rank_gets_its_part_of_a_heterogeneous_graph(root):
+    """Of three parts one at least has none of the two shops."""
+    modules = on_ranks(
+        3, lambda rank: GraphDataModule(hetero_graph(), root=root, progress=False, add_features="degree")
+    )
+    whole = hetero_graph()
+    assert min(module.part["shop"].num_nodes for module in modules) == 0
+    for name in whole.node_types:
+        n_id = torch.cat([module.part[name].n_id for module in modules])
+        assert sorted(n_id.tolist()) == list(range(whole[name].num_nodes))
+    for module in modules:
+        assert type(module.part) is HeteroData and list(module.part.halo) == whole.node_types
+        assert torch.equal(module.part["user"].x, whole["user"].x[module.part["user"].n_id])
+        assert module.num_features == {"user": 4, "item": 3, "shop": 1}
+        assert (module.num_classes, module.multi_label) == (5, False)
+        (batch,) = module.train_dataloader()
+        batch["user"].x = batch["user"].x * 2
+        batch.extra = 1
+        (again,) = module.train_dataloader()
+        assert again["user"].x is module.part["user"].x and "extra" not in again
+
+
+def test_a_given_assignment_of_a_heterogeneous_graph_is_used(root):
+    given = {"user": torch.arange(30) % 2, "item": torch.zeros(20, dtype=torch.long), "shop": torch.tensor([1, 1])}
+    modules = on_ranks(2, lambda rank: GraphDataModule(hetero_graph(), partition=given, root=root, progress=False))
+    assert [module.part["item"].num_nodes for module in modules] == [20, 0]
+    assert modules[1].part["user"].n_id.tolist() == list(range(1, 30, 2))
+
+
+def test_a_wrong_setting_for_a_heterogeneous_graph_is_raised_on_all_ranks(root):
+    def make(rank: int) -> GraphDataModule:
+        return GraphDataModule(hetero_graph(), normalize_features=["shop"], root=root, progress=False)
+
+    assert_all_raised(on_ranks(2, make), ValueError, "node types with x, ['user', 'item'], got 'shop'")
+
+
+def test_one_rank_trains_on_the_whole_heterogeneous_graph(root):
+    module = GraphDataModule(hetero_graph(), root=root, normalize_features=["user"])
+    assert module.num_features == {"user": 4, "item": 3, "shop": 0} and module.num_classes == 5
+    module.prepare_data()
+    module.setup("fit")
+    whole = hetero_graph()
+    assert module.part.metadata() == whole.metadata() and torch.equal(module.part["item"].x, whole["item"].x)
+    torch.testing.assert_close(module.part["user"].x.sum(dim=1), torch.ones(30))
+    assert {name: plan.num_halo for name, plan in module.part.halo.items()} == dict.fromkeys(whole.node_types, 0)
+    assert not root.exists()
+
+
+def test_facts_of_a_heterogeneous_name_are_remembered(root, shared_graph, monkeypatch):
+    import lightning_gnncomm.graph.store as store
+
+    name = f"npz:{shared_graph('hetero_dblp')}"
+    wanted = {"author": 334, "paper": 4231, "conference": 0, "term": 50}
+    assert GraphDataModule(name, root=root).num_features == wanted
+    monkeypatch.setattr(store, "load_graph", lambda *_, **__: pytest.fail("loaded the graph"))
+    module = GraphDataModule(name, root=root)
+    assert module.num_features == wanted and module.num_classes == 4
 
 
 def test_parts_can_be_made_without_a_trainer_but_not_loaded(root):
@@ -380,3 +454,8 @@ def test_yaml_builds_the_module_and_links_its_facts_to_a_model(tmp_path, monkeyp
     assert build("--data.data=karate").model.sizes == (34, 4)
     assert build("--data.data=karate", "--data.layout=csr").datamodule.layout == "csr"
     assert build().datamodule.source == "digits"
+
+
+def test_a_heterogeneous_graph_has_no_matrix() -> None:
+    with pytest.raises(TypeError, match="homogeneous graph for layout='csr', got a HeteroData. Use layout='coo'"):
+        GraphDataModule(random_hetero_graph(), layout="csr").setup("fit")

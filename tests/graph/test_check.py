@@ -15,8 +15,8 @@ def part_of(data, num_parts=2):
 
 
 REFUSED = {
-    "hetero": (HeteroData(), TypeError, "got HeteroData.*to_homogeneous"),
-    "no data": ([1, 2], TypeError, "Expected a torch_geometric.data.Data, got list"),
+    "empty hetero": (HeteroData(), ValueError, "at least one node, got 0"),
+    "no data": ([1, 2], TypeError, "Expected a torch_geometric.data.Data or HeteroData, got list"),
     "adj": (
         Data(edge_index=EDGES, adj=torch.eye(3).to_sparse()),
         ValueError,

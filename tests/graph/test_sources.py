@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
-from torch_geometric.data import Data, HeteroData
+from torch_geometric.data import Data, HeteroData, TemporalData
 
 from lightning_gnncomm.graph import graph_facts, load_graph, partition_and_store, prepare_graph
 from lightning_gnncomm.graph.npz import read_npz_meta
@@ -123,12 +123,10 @@ def test_npz_with_nothing_but_edges(tmp_path):
 
 
 def test_npz_faults_are_named(tmp_path):
-    np.savez(tmp_path / "hetero.npz", edge_index__a__to__b=np.zeros((2, 1)))
     np.savez(tmp_path / "none.npz", x=np.zeros((2, 1)))
     (tmp_path / "text.npz").write_text("no archive")
     np.savez(tmp_path / "pickle.npz", edge_index=np.array([{}], dtype=object))
     for name, message in {
-        "hetero": "heterogeneous.*not supported yet",
         "none": r"array edge_index.*\['x'\]",
         "text": "plain arrays",
         "pickle": "plain arrays",
@@ -218,12 +216,14 @@ def test_ogb_splits_become_masks(monkeypatch):
     assert data.test_mask.tolist() == [False, True, False]
 
 
-def test_a_dataset_of_several_graphs_or_types_is_refused(graph):
+def test_a_dataset_of_several_graphs_or_of_another_kind_is_refused(graph):
     assert single_graph([graph]) is graph
     with pytest.raises(ValueError, match="one graph, got list of 2 graphs"):
         single_graph([graph, graph])
-    with pytest.raises(TypeError, match="homogeneous graph, got HeteroData"):
-        single_graph([HeteroData()])
+    typed = HeteroData()
+    assert single_graph([typed]) is typed
+    with pytest.raises(TypeError, match="a Data or HeteroData, got TemporalData"):
+        single_graph([TemporalData()])
 
 
 def test_the_identity_of_a_file_changes_with_the_file_and_that_of_a_generator_with_its_arguments(tmp_path):
@@ -301,8 +301,3 @@ def test_real_graphs_have_the_sizes_of_their_index(name, nodes, features, classe
 def test_the_real_multi_label_graph_has_no_features(real_graph):
     facts = graph_facts(load_graph(real_graph("blogcatalog3_multilabel")))
     assert facts.multi_label and facts.num_classes == 39 and facts.num_features == 0
-
-
-def test_the_real_heterogeneous_graph_is_refused(real_graph):
-    with pytest.raises(ValueError, match="hetero_dblp.npz is heterogeneous"):
-        load_graph(real_graph("hetero_dblp"))

@@ -145,7 +145,7 @@ def test_folders_that_are_no_partition_are_named(stored, tmp_path):
         ("{", "Expected JSON in .*manifest.json"),
         ("[]", "is not the manifest of one"),
         (json.dumps({"format": "other"}), "is not the manifest of one"),
-        (json.dumps(manifest | {"format_version": 99}), "format 1 or older, .* has format 99.*upgrade"),
+        (json.dumps(manifest | {"format_version": 99}), "format 2 or older, .* has format 99.*upgrade"),
     ]:
         if content is None:
             (stored / "manifest.json").unlink()

@@ -269,6 +269,27 @@ def test_layers_that_need_more_than_rows_are_exact(name: str) -> None:
         assert_matches_single_process(model, data, 3, forward=call, exchange=False)
 
 
+def test_a_table_of_all_nodes_is_read_by_their_ids_without_an_exchange() -> None:
+    data = random_graph(dtype=torch.float64)
+    for part_sizes in ([14, 13, 13], [40, 0, 0]):
+        assignment = torch.arange(3).repeat_interleave(torch.tensor(part_sizes))[torch.randperm(40)]
+        torch.manual_seed(0)
+        model = pyg.LINKX(40, 6, 8, 3, num_layers=2, num_edge_layers=2).double()
+        call = lambda m, d: m(d.x, d.edge_index, d.edge_weight)  # noqa: E731
+        assert_matches_single_process(model, data, 3, assignment=assignment, steps=STEPS, forward=call)
+        # Not even rows without an exchange change it.
+        assert_matches_single_process(model, data, 3, assignment=assignment, forward=call, exchange=False)
+
+
+def test_a_table_read_by_places_in_the_part_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    from lightning_gnncomm.halo.relation import Relation
+
+    monkeypatch.setattr(Relation, "all_ids", lambda self: torch.arange(self.size[0]) % self.plan.num_global)
+    model = pyg.LINKX(40, 6, 8, 3, num_layers=2)
+    with pytest.raises(AssertionError, match="output on rank"):
+        assert_matches_single_process(model, random_graph(), 3)
+
+
 def test_out_edges_of_a_computed_adjacency_are_refused() -> None:
     model = nn.ModuleList([pyg.GCNConv(6, 3, flow="target_to_source")])
     call = lambda m, d: m[0](d.x, d.edge_index.clone())  # noqa: E731

@@ -107,6 +107,11 @@ def at_target(x: Tensor, edge_index: Tensor, col: Tensor) -> Any:
     return degree(edge_index[1], 10) + x[col] + x[edge_index[1]] + x[0]
 
 
+class Net(torch.nn.Module):
+    def forward(self, x: Tensor) -> Any:
+        return self.norm(x) + self.max(x, 0)
+
+
 @pytest.mark.parametrize(
     "function",
     [
@@ -150,6 +155,10 @@ def test_reductions_along_features_are_not() -> None:
 
 def test_what_is_at_the_target_end_is_at_hand() -> None:
     assert far_reads(at_target) == []
+
+
+def test_modules_with_the_name_of_a_reduction_are_judged_for_themselves() -> None:
+    assert far_reads(Net.forward) == []
 
 
 def test_code_without_source_cannot_be_read() -> None:

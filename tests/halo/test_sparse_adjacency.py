@@ -166,8 +166,8 @@ def builds(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     for name in ("_build", "_build_from_matrix"):
         real = getattr(sparse, name)
         monkeypatch.setattr(sparse, name, lambda *a, real=real: found.append("built") or real(*a))
-    apply = sparse._Aggregate.apply
-    monkeypatch.setattr(sparse._Aggregate, "apply", lambda *a: found.append("used") or apply(*a))
+    for product in (sparse._Aggregate, sparse._Multiply):
+        monkeypatch.setattr(product, "apply", lambda *a, apply=product.apply: found.append("used") or apply(*a))
     return found
 
 

@@ -22,6 +22,8 @@ pytestmark = [
     # Lightning's advice to the single-process runs that ours are compared with.
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),
     pytest.mark.filterwarnings("ignore:Trying to infer the `batch_size`"),
+    # PyG makes sparse matrices without saying whether torch shall check them.
+    pytest.mark.filterwarnings("ignore:Sparse invariant checks"),
 ]
 
 
