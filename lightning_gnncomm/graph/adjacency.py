@@ -12,7 +12,16 @@ from torch_geometric.data import Data, HeteroData
 
 from lightning_gnncomm.graph.plan import HaloPlan
 
-__all__ = ["all_edges", "csr_matrix", "edge_list", "entries", "entry_order", "sparse_parts", "with_adjacency"]
+__all__ = [
+    "all_edges",
+    "csr_matrix",
+    "edge_list",
+    "entries",
+    "entry_order",
+    "num_all_edges",
+    "sparse_parts",
+    "with_adjacency",
+]
 
 with warnings.catch_warnings():
     # Torch says once per process that CSR is in beta.
@@ -73,6 +82,13 @@ def all_edges(store: Any) -> Tensor:
     if "adj_t" in store:
         given.append(entries(store.adj_t)[0])
     return given[0] if len(given) == 1 else torch.cat(given, dim=1)
+
+
+def num_all_edges(store: Any) -> int:
+    """Return the number of :func:`all_edges`."""
+    edge_index = store.get("edge_index")
+    num_entries = store.adj_t.values().size(0) if "adj_t" in store else 0
+    return num_entries + (0 if edge_index is None else int(edge_index.size(1)))
 
 
 def with_adjacency(part: Any) -> Data:

@@ -14,6 +14,7 @@ from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.data.storage import N_KEYS
 
 from lightning_gnncomm.graph.adjacency import csr_matrix
+from lightning_gnncomm.graph.pairs import is_pair_key, pair_keys
 from lightning_gnncomm.graph.typed import Graph, TypeName, edge_types, ends, node_types, of_type, stores
 
 __all__ = ["check_assignment", "check_assignments", "check_graph"]
@@ -59,6 +60,7 @@ def check_graph(data: Any) -> Any:
     ranges = {relation: _id_ranges(stores(graph)[relation]) for relation in edge_types(graph)}
     _count_nodes(graph, ranges, declared)
     _check_ids(graph, ranges)
+    _check_pairs(graph)
     for name, store in stores(graph).items():
         if isinstance(graph, Batch):
             store.pop("ptr", None)
@@ -180,6 +182,25 @@ def _check_edges(store: Any, relation: TypeName) -> None:
     store.edge_index = edge_index.as_subclass(Tensor)
 
 
+def _check_pairs(graph: Graph) -> None:
+    """Check ``edge_label_index`` and its kin, which hold nodes as edges do."""
+    store = stores(graph)
+    for relation in edge_types(graph):
+        for key in pair_keys(store[relation]):
+            where, pairs = f"{key}{of_type(relation)}", store[relation][key]
+            if not isinstance(pairs, Tensor) or pairs.dtype not in (torch.int32, torch.int64):
+                got = pairs.dtype if isinstance(pairs, Tensor) else type(pairs).__name__
+                raise TypeError(f"Expected {where} of int32 or int64, got {got}. Convert it with long().")
+            if pairs.dim() != 2 or pairs.size(0) != 2:
+                raise ValueError(f"Expected {where} of shape [2, L], got {list(pairs.shape)}.")
+            for end, ids in zip(ends(relation), pairs, strict=True):
+                low, high = (int(ids.min()), int(ids.max())) if ids.numel() else (0, -1)
+                if low < 0 or high >= store[end].num_nodes:
+                    raise ValueError(
+                        f"Expected {where} with ids in 0..{store[end].num_nodes - 1}, got ids from {low} to {high}."
+                    )
+
+
 def _checked_adjacency(adj_t: Any) -> Tensor:
     """Return a sparse adjacency matrix as CSR, or say what is wrong with it."""
     again = "Make it with ToSparseTensor(layout=torch.sparse_csr)."
@@ -272,7 +293,7 @@ def _check_attributes(store: Any, name: TypeName, rows: Collection[int]) -> None
     is_matrix = "adj_t" in store and store.get("edge_index") is None
     num_entries = store.adj_t.values().size(0) if is_matrix else None
     for key, value in store.items():
-        if key in ("edge_index", "adj_t", "num_nodes") or not isinstance(value, Tensor):
+        if key in ("edge_index", "adj_t", "num_nodes") or is_pair_key(key) or not isinstance(value, Tensor):
             continue
         if num_entries is not None and "edge" in key and value.dim() > 0 and value.size(0) != num_entries:
             raise ValueError(
@@ -287,8 +308,9 @@ def _check_attributes(store: Any, name: TypeName, rows: Collection[int]) -> None
         holds_ids = ("index" in key or key == "face") and value.dim() > 0 and not value.is_floating_point()
         if holds_ids and value.dtype != torch.bool:
             raise ValueError(
-                f"Expected node ids in edge_index only, got {key!r}{of_type(name)}, which PyG's naming says holds node ids and "
-                "would point to the wrong rows of a part. Turn it into a mask over the nodes, rename it, or delete it."
+                f"Expected node ids in edge_index and edge_label_index only, got {key!r}{of_type(name)}, which PyG's naming says "
+                "holds node ids and would point to the wrong rows of a part. Turn it into a mask over the nodes, rename it, or "
+                "delete it."
             )
         if rows and key.endswith("_mask") and value.dim() > 0 and value.size(0) not in rows:
             what = "edge" if isinstance(name, tuple) else "node"

@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_gnncomm.graph.adjacency import csr_matrix, entries, entry_order
+from lightning_gnncomm.graph.adjacency import csr_matrix, entries, entry_order, num_all_edges
 from lightning_gnncomm.graph.check import check_assignments, check_graph
 from lightning_gnncomm.graph.layout import PartitionLayout, partition_layout
+from lightning_gnncomm.graph.pairs import cut_pairs, id_key, join_pairs, pair_keys, row_keys
 from lightning_gnncomm.graph.plan import HaloPlan
 from lightning_gnncomm.graph.typed import (
     Assignment,
@@ -51,6 +52,10 @@ def build_part(data: GraphT, assignment: Assignment, rank: int, num_parts: int) 
         follow the own ones, ordered by owner and then by global id. If the graph has ``adj_t``, beside ``edge_index`` or instead of
         it, so has the part: the rows of own nodes, a CSR matrix ``[n, n+H]`` with their values. Edge-level attributes of a graph
         without ``edge_index`` belong to its entries.
+
+        Pairs of nodes to be scored, ``edge_label_index`` ``[2, L]``, are cut like edges: a part has those that end at own nodes,
+        numbered alike, their rows of ``edge_label``, and ``edge_label_id`` ``[L_p]``, their places among all pairs. Their first nodes
+        are halo nodes too if they lie elsewhere.
 
         Of a ``HeteroData`` a plain ``HeteroData`` of the same types, to which the above applies in each: ``num_nodes`` and ``n_id``
         in each node type, ``edge_index`` of the edges into own nodes in each edge type, and ``halo``, a dict of one plan per node
@@ -115,6 +120,9 @@ def trivial_part(data: GraphT) -> GraphT:
     for relation in edge_types(graph):
         if "edge_index" in source[relation]:
             target[relation].edge_index = plain(source[relation].edge_index).long()
+        for key in pair_keys(source[relation]):
+            target[relation][key] = plain(source[relation][key]).long()
+            target[relation][id_key(key)] = torch.arange(source[relation][key].size(1))
     for name in node_types(graph):
         target[name].n_id = torch.arange(source[name].num_nodes)
         plans[name] = HaloPlan.trivial(source[name].num_nodes)
@@ -124,7 +132,7 @@ def trivial_part(data: GraphT) -> GraphT:
 
 def lay_out(graph: Graph, assignment: Mapping[TypeName, Tensor], num_parts: int) -> PartitionLayout:
     """Return the layout of a checked graph for a checked assignment by node type."""
-    joint = joint_ids(graph)
+    joint = joint_ids(graph, with_pairs=True)
     return partition_layout(
         joint.edge_index,
         joint_values(graph, assignment),
@@ -166,6 +174,11 @@ def join_parts(parts: Sequence[GraphT], *, levels: Mapping[TypeName, Mapping[str
         if "edge_index" in of_parts[0][relation]:
             edges = [_global_edges(part, relation, stores(part)[relation].edge_index) for part in parts]
             stores(graph)[relation].edge_index = torch.cat(edges, dim=1)
+        for key in pair_keys(of_parts[0][relation]):
+            pieces = [of_part[relation] for of_part in of_parts]
+            pairs = [_global_edges(part, relation, piece[key]) for part, piece in zip(parts, pieces, strict=True)]
+            for other, value in join_pairs(key, pairs, pieces).items():
+                stores(graph)[relation][other] = value
     for name in node_types(graph):
         stores(graph)[name].num_nodes = sum(of_part[name].num_nodes for of_part in of_parts)
     return cast(GraphT, graph)
@@ -179,15 +192,21 @@ def _join_attributes(
     levels: Mapping[str, str] | None,
     edge_order: Tensor | None,
 ) -> None:
-    """Join what all parts have in one store."""
+    """Join what all parts have in one store; pairs have their own order."""
+    of_pairs = _keys_of_pairs(pieces[0])
     order = torch.argsort(torch.cat([piece.n_id for piece in pieces])) if name in node_types(part) else None
     for key, value in pieces[0].items():
-        if key in ("halo", "n_id", "edge_index", "adj_t", "num_nodes"):
+        if key in ("halo", "n_id", "edge_index", "adj_t", "num_nodes") or key in of_pairs:
             continue
         dim = part.__cat_dim__(key, value, pieces[0])
         level = levels[key] if levels is not None else _level_of(pieces, part, name, key, dim)
         values = [piece[key] for piece in pieces]
         target[key] = value if level == "graph" else _join(values, dim, order if level == "node" else edge_order)
+
+
+def _keys_of_pairs(store: Any) -> set[str]:
+    """Return the attributes of a store that are pairs of nodes or belong to them."""
+    return {other for key in pair_keys(store) for other in (key, *row_keys(store, key))}
 
 
 def _level_of(pieces: Sequence[Any], part: Graph, name: TypeName, key: str, dim: Any) -> str:
@@ -245,14 +264,14 @@ def _cut(graph: Graph, layout: PartitionLayout, rank: int) -> Graph:
     part = empty_like(graph)
     plans = {name: layout.plan_of(rank, kind) for kind, name in enumerate(node_types(graph))}
     nodes = {name: layout.nodes_of(rank, kind) for kind, name in enumerate(node_types(graph))}
-    edges = {name: layout.edges_of(rank, kind) for kind, name in enumerate(edge_types(graph))}
+    edges, pairs = _edges_and_pairs(graph, layout, rank)
     if "adj_t" in graph:
         part.adj_t, ids, places = _cut_adjacency(graph, *edges[None], plans[None])
         edges[None] = ids, places
     for name, target in stores(part).items():
-        store = stores(graph)[name]
+        store, of_pairs = stores(graph)[name], pairs.get(name, {})
         for key, value in store.items():
-            if key in ("edge_index", "adj_t", "num_nodes"):
+            if key in ("edge_index", "adj_t", "num_nodes") or key in of_pairs:
                 continue
             dim = graph.__cat_dim__(key, value, store)
             if name in nodes and store.is_node_attr(key):
@@ -263,11 +282,27 @@ def _cut(graph: Graph, layout: PartitionLayout, rank: int) -> Graph:
                 target[key] = value
         if "edge_index" in store:
             target.edge_index = edges[name][1]
+        for key, rows in of_pairs.items():
+            target[key] = rows
         if name in nodes:
             target.num_nodes = nodes[name].numel()
             target.n_id = nodes[name]
     part.halo = untyped(plans)
     return cast(Graph, part)
+
+
+def _edges_and_pairs(
+    graph: Graph, layout: PartitionLayout, rank: int
+) -> tuple[dict[TypeName, tuple[Tensor, Tensor]], dict[TypeName, dict[str, Tensor]]]:
+    """Return by edge type a part's edges (ids ``[E_p]`` and local ends ``[2, E_p]``), and its pairs with what belongs to them."""
+    edges, pairs = {}, {}
+    for kind, name in enumerate(edge_types(graph)):
+        store, (ids, places) = stores(graph)[name], layout.edges_of(rank, kind)
+        num_edges = num_all_edges(store)
+        is_edge = ids < num_edges
+        edges[name] = ids[is_edge], places[:, is_edge]
+        pairs[name] = cut_pairs(store, ids[~is_edge], places[:, ~is_edge], num_edges)
+    return edges, pairs
 
 
 def _cut_adjacency(graph: Any, edges: Tensor, local: Tensor, plan: HaloPlan) -> tuple[Tensor, Tensor, Tensor]:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from lightning_gnncomm.graph.adjacency import all_edges
+from lightning_gnncomm.graph.pairs import pair_keys
 
 __all__ = ["Assignment", "Graph", "GraphT", "JointIds", "TypeName", "by_type", "edge_types", "empty_graph"]
 __all__ += ["empty_like", "ends", "joint_ids", "joint_values", "node_types", "of_type", "plain", "stores", "untyped"]
@@ -94,7 +95,7 @@ def plain(edge_index: Any) -> Tensor:
 class JointIds:
     """The nodes of all types in one numbering, type after type, and the edges of all types in one list.
 
-    The entries of a graph's ``adj_t`` follow the edges of its ``edge_index``.
+    The entries of a graph's ``adj_t`` follow the edges of its ``edge_index``, and pairs to be scored follow these if wanted.
 
     Args:
         node_start: Joint id of the first node of each type, and their number ``N``, length ``T + 1``.
@@ -107,8 +108,13 @@ class JointIds:
     edge_index: Tensor
 
 
-def joint_ids(graph: Graph) -> JointIds:
+def joint_ids(graph: Graph, with_pairs: bool = False) -> JointIds:
     """Return the joint numbering of a checked graph; a homogeneous one shares its ``edge_index``.
+
+    Args:
+        graph: The checked graph.
+        with_pairs: Whether pairs of nodes that are scored count as edges: their ends must be at hand, but say nothing of how the
+            graph hangs together.
 
     Example:
         >>> graph = HeteroData({"a": {"num_nodes": 2}, "b": {"num_nodes": 1}})
@@ -120,6 +126,9 @@ def joint_ids(graph: Graph) -> JointIds:
     names, relations = node_types(graph), edge_types(graph)
     node_start = _starts([store[name].num_nodes for name in names])
     edges = [plain(all_edges(store[relation])).detach().cpu() for relation in relations]
+    if with_pairs:
+        pairs = [[plain(store[relation][key]).cpu() for key in pair_keys(store[relation])] for relation in relations]
+        edges = [torch.cat([ids, *more], dim=1) if more else ids for ids, more in zip(edges, pairs, strict=True)]
     edge_start = _starts([edge_index.size(1) for edge_index in edges])
     if not isinstance(graph, HeteroData):
         return JointIds(node_start, edge_start, edges[0])

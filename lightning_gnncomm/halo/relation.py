@@ -120,6 +120,13 @@ class Relations:
         parts = reversed(path.split("."))
         return next((self._by_name[part] for part in parts if part in self._by_name), None)
 
+    def of_edge_type(self, edge_type: EdgeType | None) -> Relation:
+        """Return the relation of an edge type, or the only one."""
+        if self.single is not None:
+            return self.single
+        assert edge_type is not None
+        return self._by_name[key2str(edge_type)]
+
     def of_source(self, node_type: str) -> Relation:
         """Return the relation of nodes of one type among themselves, for exchanging their rows."""
         return self.single if self.single is not None else self._by_type[node_type]

@@ -36,6 +36,7 @@ from lightning_gnncomm.comm.wire import DistributedWire
 from lightning_gnncomm.graph.typed import Graph
 from lightning_gnncomm.halo.attach import Attachment, attach, is_heterogeneous
 from lightning_gnncomm.halo.context import HaloContext
+from lightning_gnncomm.halo.pairs import PairReads
 from lightning_gnncomm.strategies.dropin import DropIn, find_part, let_full_loader_pass
 from lightning_gnncomm.strategies.loss import Term, loss_terms, weighted
 from lightning_gnncomm.strategies.meaning import (
@@ -326,8 +327,11 @@ class HaloStrategy(DDPStrategy):
         assert self.lightning_module is not None
         number = 0 if exact else self._begin_training_step(part)
         recorder = ReductionRecorder(set(map(float, counts.values())))
-        with self._attachment.context.step(part.halo, part.to_dict(), number, exact), recorder:
-            yield part
+        context, tensors = self._attachment.context, part.to_dict()
+        with context.step(part.halo, tensors, number, exact), recorder:
+            reads = PairReads(context, tensors)
+            with reads if reads.is_needed else nullcontext():
+                yield part
 
     @override
     def training_step(self, *args: Any, **kwargs: Any) -> Any:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from lightning_gnncomm.comm.wire import Wire
+from lightning_gnncomm.graph.pairs import id_key, pair_keys
 from lightning_gnncomm.graph.typed import Graph
 from lightning_gnncomm.strategies.provenance import Piece, pieces_of
 
@@ -156,16 +157,17 @@ def synchronise_metrics(module: torch.nn.Module) -> Callable[[], None]:
 
 
 def gather_predictions(output: Any, part: Graph, wire: Wire) -> Any:
-    """Return predictions of all nodes in the original order from those of this rank's nodes.
+    """Return predictions of all nodes, or pairs of nodes, in the original order from those of this rank.
 
     Args:
         output: Tensor, or (nested) tuple, list or mapping of tensors, with a row per own node, or per own node of one of the
             masks (``out[batch.test_mask]``). Of a heterogeneous part, what is under the name of a node type has rows of that type;
-            other tensors are of the first type that fits, types with masks before others.
+            other tensors are of the first type that fits, types with masks before others. A row per pair of an
+            ``edge_label_index`` fits too.
         part: The part they were computed from.
         wire: The ranks to gather from; every rank gets everything.
     """
-    stores = list(part.node_stores)
+    stores = [*part.node_stores, *(store for store in part.edge_stores if "n_id" not in store)]
     return _gather(output, sorted(stores, key=lambda store: not any(f"{s}_mask" in store for s in STAGES)), wire)
 
 
@@ -186,8 +188,8 @@ def _gather_rows(rows: Tensor, stores: Sequence[Any], wire: Wire) -> Tensor:
     own_ids = _matching_ids(rows, stores, wire)
     if own_ids is None:
         rank_zero_warn(
-            f"predict_step returned a tensor of shape {tuple(rows.shape)}, which has neither a row per node nor a row per node of "
-            f"train_mask, val_mask or test_mask, so it stays what this rank computed from its own nodes."
+            f"predict_step returned a tensor of shape {tuple(rows.shape)}, which has neither a row per node, nor one per node of "
+            f"train_mask, val_mask or test_mask, nor one per pair of edge_label_index, so it stays what this rank computed."
         )
         return rows
     ids = torch.cat(wire.all_gather(own_ids))
@@ -200,7 +202,9 @@ def _matching_ids(rows: Tensor, stores: Sequence[Any], wire: Wire) -> Tensor | N
     candidates = []
     for store in stores:
         masks = [mask for stage in ("test", "val", "train") if _is_mask(mask := store.get(f"{stage}_mask"))]
-        candidates += [store.n_id, *(store.n_id[mask] for mask in masks)]
+        nodes = [store.n_id] if "n_id" in store else []
+        candidates += [*nodes, *(store.n_id[mask] for mask in masks)]
+    candidates += [store[id_key(key)] for store in stores for key in pair_keys(store)]
     fits = torch.tensor([size == ids.numel() for ids in candidates], device=candidates[0].device).long()
     everywhere = wire.all_reduce(fits, "min").tolist()
     return next((ids for ids, fit in zip(candidates, everywhere, strict=True) if fit), None)

@@ -85,7 +85,7 @@ REFUSED = {
         "x with one row.*3 by num_nodes, got 2",
     ),
     "no nodes": (Data(edge_index=torch.empty(2, 0, dtype=torch.long)), ValueError, "at least one node, got 0"),
-    "labels": (Data(edge_index=EDGES, num_nodes=3, edge_label_index=EDGES), ValueError, "'edge_label_index'.*mask"),
+    "labels": (Data(edge_index=EDGES, num_nodes=3, pair_index=EDGES), ValueError, "'pair_index'.*mask"),
     "sparse x": (
         Data(edge_index=EDGES, num_nodes=3, z=torch.eye(3).to_sparse()),
         ValueError,

@@ -275,7 +275,7 @@ REFUSED = {
     ),
     "edge mask": (lambda d: setattr(d[CITES], "my_mask", torch.ones(9).bool()), "one row per edge .50., got 9"),
     "rows": (lambda d: setattr(d["paper"], "y", torch.ones(9)), "y of 'paper' with one row per node, 31 by x, got 9"),
-    "label edges": (lambda d: setattr(d[CITES], "edge_label_index", torch.ones(2, 2).long()), "'edge_label_index' of"),
+    "label edges": (lambda d: setattr(d[CITES], "pair_index", torch.ones(2, 2).long()), "'pair_index' of"),
     "sparse": (lambda d: setattr(d["venue"], "z", torch.eye(3).to_sparse()), "'z' of 'venue' with layout"),
     "sampled": (lambda d: setattr(d["paper"], "input_id", torch.ones(3)), "sampled batch .*whole HeteroData"),
     "a part": (lambda d: setattr(d["paper"], "n_id", torch.arange(31)), "not partitioned yet.*'n_id'"),

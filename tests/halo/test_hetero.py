@@ -499,3 +499,42 @@ def test_a_real_graph_is_exact_on_two_three_and_four_ranks(name: str, shared_gra
         )
     with pytest.raises(AssertionError, match="output"):
         assert_matches_single_process(real_model(name, data), data, 2, exchange=False)
+
+
+class Relational(nn.Module):
+    """RGCN on all nodes as one type, first on embeddings by node number, as for graphs without features."""
+
+    def __init__(self, num_nodes: int, num_relations: int) -> None:
+        super().__init__()
+        self.first = pyg.RGCNConv(num_nodes, HIDDEN, num_relations)
+        self.last = pyg.FastRGCNConv(HIDDEN, 4, num_relations)
+
+    def forward(self, edge_index: Tensor, edge_type: Tensor) -> Tensor:
+        return self.last(self.first(None, edge_index, edge_type).relu(), edge_index, edge_type)
+
+
+@pytest.mark.slow
+def test_rgcn_on_a_real_graph_of_all_types_is_exact(shared_graph: Any) -> None:
+    typed = real(shared_graph("hetero_dblp"))
+    data = typed.to_homogeneous(add_node_type=True)
+    (target,) = (name for name in typed.node_types if "y" in typed[name])
+    start = sum(typed[name].num_nodes for name in typed.node_types[: typed.node_types.index(target)])
+    place = slice(start, start + typed[target].num_nodes)
+    data.y, data.train_mask = (
+        torch.zeros(data.num_nodes, dtype=torch.long),
+        torch.zeros(data.num_nodes, dtype=torch.bool),
+    )
+    data.y[place], data.train_mask[place] = typed[target].y, typed[target].train_mask
+    torch.manual_seed(0)
+    model = Relational(data.num_nodes, len(typed.edge_types))
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.1)  # FastRGCNConv leaves some as the memory was
+
+    def forward(module: nn.Module, part: Any) -> Tensor:
+        out: Tensor = module(part.edge_index, part.edge_type)
+        return out
+
+    for num_parts in (2, 3):
+        assert_matches_single_process(model.double(), data, num_parts, steps=5, forward=forward, tolerance=1e-10)
+    with pytest.raises(AssertionError, match="output"):
+        assert_matches_single_process(model.double(), data, 2, forward=forward, exchange=False)
