@@ -1,4 +1,4 @@
-"""Two hosts on one machine: network namespaces joined by a link of a chosen rate."""
+"""Several hosts on one machine: network namespaces on a switch, each with a link of a chosen rate."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 INTERFACE = "eth0"
-ADDRESSES = ("10.213.0.1", "10.213.0.2")
+
+
+def address(rank: int) -> str:
+    """Return the address of a host."""
+    return f"10.213.0.{rank + 1}"
 
 
 class HostsUnavailableError(RuntimeError):
@@ -25,17 +29,19 @@ def _do(*command: str) -> None:
 
 
 class Hosts:
-    """Makes two hosts and runs one process on each.
+    """Makes hosts and runs one process on each.
 
     Args:
-        rate: Rate of the link in each direction, as ``tc`` writes it.
+        rate: Rate at which each host can send, as ``tc`` writes it; ``None`` for as fast as the machine is.
+        number: Number of hosts.
 
     Raises:
         HostsUnavailableError: Without root, iproute2, or the right to make namespaces.
     """
 
-    def __init__(self, rate: str) -> None:
-        self.names = [f"gnnlab{os.getpid()}{letter}" for letter in "ab"]
+    def __init__(self, rate: str | None, number: int = 2) -> None:
+        self.names = [f"gnnlab{os.getpid()}h{rank}" for rank in range(number)]
+        self.switch = f"gnnlab{os.getpid()}s"
         self.processes: list[subprocess.Popen[str]] = []
         if os.geteuid() != 0:
             raise HostsUnavailableError("needs root to make network namespaces")
@@ -51,23 +57,47 @@ class Hosts:
             self.close()
             raise
 
-    def _make(self, rate: str) -> None:
-        one, other = self.names
-        for name in self.names:
+    def _make(self, rate: str | None) -> None:
+        _do("ip", "netns", "add", self.switch)
+        _do("ip", "-n", self.switch, "link", "add", "bridge", "type", "bridge")
+        _do("ip", "-n", self.switch, "link", "set", "bridge", "up")
+        for rank, name in enumerate(self.names):
+            port = f"port{rank}"
             _do("ip", "netns", "add", name)
-        _do("ip", "link", "add", INTERFACE, "netns", one, "type", "veth", "peer", "name", INTERFACE, "netns", other)
-        for name, address in zip(self.names, ADDRESSES, strict=True):
-            _do("ip", "-n", name, "addr", "add", f"{address}/24", "dev", INTERFACE)
+            _do(
+                "ip",
+                "link",
+                "add",
+                INTERFACE,
+                "netns",
+                name,
+                "type",
+                "veth",
+                "peer",
+                "name",
+                port,
+                "netns",
+                self.switch,
+            )
+            _do("ip", "-n", self.switch, "link", "set", port, "master", "bridge", "up")
+            _do("ip", "-n", name, "addr", "add", f"{address(rank)}/24", "dev", INTERFACE)
             for link in ("lo", INTERFACE):
                 _do("ip", "-n", name, "link", "set", link, "up")
-            limit = ("rate", rate, "burst", "64kb", "latency", "200ms")
-            _do("tc", "-n", name, "qdisc", "add", "dev", INTERFACE, "root", "tbf", *limit)
+        self.set_rate(rate)
+
+    def set_rate(self, rate: str | None) -> None:
+        """Let each host send at another rate from now on."""
+        for name in self.names:
+            root = ("tc", "-n", name, "qdisc")
+            subprocess.run([*root, "delete", "dev", INTERFACE, "root"], check=False, capture_output=True, timeout=20)
+            if rate is not None:
+                _do(*root, "add", "dev", INTERFACE, "root", "tbf", "rate", rate, "burst", "64kb", "latency", "200ms")
 
     def run(self, module: str, arguments: Sequence[str], timeout: float) -> None:
-        """Run ``python -m module`` as one rank on each host, with torchrun's environment, and wait for both.
+        """Run ``python -m module`` as one rank on each host, with torchrun's environment, and wait for all.
 
         Raises:
-            RuntimeError: If one fails or does not end in time, with the output of both.
+            RuntimeError: If one fails or does not end in time, with the output of all.
         """
         self.processes = [self._start(rank, module, arguments) for rank in range(len(self.names))]
         outputs, failed = [], False
@@ -90,7 +120,7 @@ class Hosts:
             "GROUP_RANK": str(rank),
             "WORLD_SIZE": str(len(self.names)),
             "LOCAL_WORLD_SIZE": "1",
-            "MASTER_ADDR": ADDRESSES[0],
+            "MASTER_ADDR": address(0),
             "MASTER_PORT": "29511",  # a host of its own has all its ports
             "TORCHELASTIC_RUN_ID": "lab",
             "GLOO_SOCKET_IFNAME": INTERFACE,
@@ -117,5 +147,5 @@ class Hosts:
         self._end()
         for process in self.processes:
             process.wait()
-        for name in self.names:  # the link goes with its hosts
+        for name in (*self.names, self.switch):  # links go with their hosts
             subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True, timeout=20)
