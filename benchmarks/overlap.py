@@ -22,9 +22,6 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the hosts of the tests
 sys.path.insert(0, str(Path(__file__).parent))  # on a host this is a module
-    str(Path(__file__).parent),
-    str(Path(__file__).parents[1]),
-]  # also as a module on a host; the tests' hosts
 
 import lightning as L
 import torch.distributed as dist
