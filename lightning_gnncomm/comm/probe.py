@@ -26,8 +26,8 @@ class StalenessRecord:
         oldest: Largest age.
         error: Squared norm of what the receivers used less the true rows, summed over steps.
         norm: Squared norm of the true rows, likewise.
-        drift: Squared norm of the same error after averaging each row over a window of steps.
-        drift_norm: Squared norm of the averaged true rows.
+        drift: Squared norm of the same errors added up over a window of steps first, row by row.
+        drift_norm: Squared norm of the true rows added up likewise.
     """
 
     uses: int = 0
@@ -52,8 +52,14 @@ class StalenessRecord:
 
     @property
     def relative_drift(self) -> float:
-        """Error that does not average out over a window, relative to the rows."""
-        return float((self.drift / self.drift_norm) ** 0.5) if self.drift_norm else 0.0
+        """Error that does not average out over a window, relative to the rows.
+
+        Errors of several steps that have nothing to do with each other add up to a squared norm of just the sum of theirs, which
+        is taken off: what is left is what they have in common.
+        """
+        common = max(self.drift - self.error, 0.0)
+        # Written so that NaN stays NaN.
+        return float((common / self.drift_norm) ** 0.5) if self.drift_norm != 0 else 0.0
 
 
 class Probe:

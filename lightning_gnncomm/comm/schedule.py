@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Literal
@@ -274,8 +274,12 @@ class Asynchronous(Schedule):
         self._failures = {Slot.from_plain(plain): number for plain, number in state["failures"]}
 
 
-SCHEDULES: dict[str, type[Schedule]] = {"sync": Synchronous, "async": Asynchronous}
-"""Schedules by name."""
+def _adaptive() -> Schedule:
+    return Asynchronous("adaptive", drift_bound=0.5)
+
+
+SCHEDULES: dict[str, Callable[[], Schedule]] = {"sync": Synchronous, "async": Asynchronous, "adaptive": _adaptive}
+"""What makes a schedule, by the schedule's name."""
 
 
 def resolve_schedule(schedule: str | Schedule) -> Schedule:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import sys
 import warnings
@@ -62,13 +63,16 @@ class HaloStrategy(DDPStrategy):
     through ``codec`` on ``schedule``; gradients travel back the same way. Losses are weighted, norms take their statistics and
     ``self.log`` its values over the whole graph. With one rank it is plain training.
 
-    Registered as ``Trainer(strategy="halo")`` (exact) and ``"sylvie_sync"`` (one bit both ways, Sylvie's Sylvie-S).
+    Registered as ``Trainer(strategy="halo")`` (exact), ``"sylvie"`` (signs of differences, used one step later, with refreshes and a
+    guard that adapt), ``"sylvie_async"`` (one bit, one step later, never refreshed) and ``"sylvie_sync"`` (one bit, waited for;
+    Sylvie's Sylvie-S).
 
     Args:
         codec: Codec of halo rows and their gradients in training: a name in :data:`~lightning_gnncomm.codecs.CODECS` such as
             ``"identity"`` or ``"one_bit"``, an instance, or ``{"feature": ..., "gradient": ...}`` with one for each direction.
             Validation, test and predict are always exact.
-        schedule: When rows are due: ``"sync"`` or an instance.
+        schedule: When rows are due: ``"sync"``, ``"async"`` (one step later), ``"adaptive"`` (one step later, refreshed as the
+            measured errors and the loss ask for) or an instance, see :class:`~lightning_gnncomm.comm.schedule.Asynchronous`.
         loss_reduction: ``"auto"`` reads off the autograd graph over how many rows each term of the loss is a mean or sum.
             ``"mean"`` takes the loss as a mean over the nodes of ``loss_mask``, ``"sum"`` as a sum over nodes.
         loss_mask: Attribute of the batch that marks the nodes of a loss with ``loss_reduction="mean"``.
@@ -184,9 +188,9 @@ class HaloStrategy(DDPStrategy):
     def setup(self, trainer: pl.Trainer) -> None:
         if self._wire is not None:
             assert self.lightning_module is not None
-            self.channel = Channel(
-                self._wire, self.codec, self.schedule, self.seed, self.traffic, background=self._background
-            )
+            # What they decide belongs to one run, not to the next one of the same Trainer.
+            codec, schedule = copy.deepcopy((self.codec, self.schedule))
+            self.channel = Channel(self._wire, codec, schedule, self.seed, self.traffic, background=self._background)
             self._window = Window(self.channel, self.root_device)
             self._memory = Memory(self.channel, self._window, self.root_device)
             self._attachment = attach(self.lightning_module, HaloContext(self.channel), self.allow)

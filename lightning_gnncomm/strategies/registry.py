@@ -18,6 +18,7 @@ __all__ = ["PRESETS", "register_strategies"]
 
 PRESETS: dict[str, dict[str, Any]] = {
     "halo": {"codec": "identity", "schedule": "sync"},
+    "sylvie": {"codec": "delta_sign", "schedule": "adaptive"},
     "sylvie_sync": {"codec": "one_bit", "schedule": "sync"},
     "sylvie_async": {"codec": "one_bit", "schedule": "async"},
 }

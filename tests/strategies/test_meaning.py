@@ -225,7 +225,7 @@ def test_ranks_seeded_alike_drop_different_positions(two_ranks: RankPool) -> Non
 def test_bad_arguments_say_what_is_expected() -> None:
     with pytest.raises(ValueError, match=r"one of \[.*'identity', 'one_bit'.*got 'two_bit'"):
         HaloStrategy(codec="two_bit")
-    with pytest.raises(ValueError, match=r"one of \['async', 'sync'\], got 'often'"):
+    with pytest.raises(ValueError, match=r"one of \['adaptive', 'async', 'sync'\], got 'often'"):
         HaloStrategy(schedule="often")
     with pytest.raises(ValueError, match=r"'auto', 'mean' or 'sum', got 'max'"):
         HaloStrategy(loss_reduction="max")
