@@ -197,6 +197,7 @@ class HaloStrategy(DDPStrategy):
             self._reverts.append(synchronise_metrics(self.lightning_module))
             self._reverts.append(_answer_sigterm_alone(trainer))
         if self._wire is not None and trainer.state.fn == TrainerFn.FITTING:
+            self.decisions = []
             rank_zero_info(
                 f"Halo exchange over {self.world_size} ranks, {self.codec!r}, {self.schedule!r}. Values given to self.log become "
                 f"means over the nodes of all ranks; log what is no mean (F1, AUROC) as a torchmetrics object."
@@ -273,7 +274,7 @@ class HaloStrategy(DDPStrategy):
         if self._attachment is not None:
             self._attachment.detach()
             self._attachment = None
-        self.channel = self._window = self._memory = None
+        self.channel = self._window = self._memory = self._num_steps = None
         for revert in self._reverts:
             revert()
         self._reverts.clear()

@@ -73,7 +73,7 @@ class Window:
 
     def add_loss(self, loss: Tensor, num_rows: int) -> None:
         """Note the loss of a step, a mean over this rank's ``num_rows``."""
-        if num_rows:
+        if num_rows and self.channel.schedule.window is not None:
             self._loss += torch.stack([loss.detach().double().cpu() * num_rows, torch.tensor(float(num_rows))])
 
     def state_dict(self) -> dict[str, Any]:
