@@ -1,6 +1,6 @@
 """Full-graph training of PyTorch Geometric models over several devices, as PyTorch Lightning strategies."""
 
-from lightning_gnncomm.callbacks import CommunicationMonitor
+from lightning_gnncomm.callbacks import CommunicationMonitor, RunRecorder, StalenessMonitor
 from lightning_gnncomm.codecs import CODECS, Codec, IdentityCodec, OneBitCodec
 from lightning_gnncomm.comm.schedule import Asynchronous, Synchronous
 from lightning_gnncomm.data import GraphDataModule
@@ -18,6 +18,8 @@ __all__ = [
     "IdentityCodec",
     "NodeClassifier",
     "OneBitCodec",
+    "RunRecorder",
+    "StalenessMonitor",
     "Synchronous",
     "UnsupportedModuleError",
 ]
