@@ -1,6 +1,6 @@
 """Full-graph training of PyTorch Geometric models over several devices, as PyTorch Lightning strategies."""
 
-from lightning_gnncomm.callbacks import CommunicationMonitor
+from lightning_gnncomm.callbacks import CommunicationMonitor, RunRecorder, StalenessMonitor
 from lightning_gnncomm.codecs import (
     CODECS,
     AdaptiveWidthCodec,
@@ -31,6 +31,8 @@ __all__ = [
     "NodeClassifier",
     "OneBitCodec",
     "PerRoleCodec",
+    "RunRecorder",
+    "StalenessMonitor",
     "Synchronous",
     "UnsupportedModuleError",
 ]

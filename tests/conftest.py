@@ -1,10 +1,12 @@
 """Fixtures that tests of several parts of the package share."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from lightning_gnncomm.testing import RankPool
 
 DATA_FOLDER = Path(os.environ.get("GNNCOMM_DATA", Path(__file__).parents[2] / "shared" / "data"))
 
@@ -20,3 +22,10 @@ def shared_graph() -> Callable[[str], Path]:
         return path
 
     return find
+
+
+@pytest.fixture(scope="session")
+def two_ranks() -> Iterator[RankPool]:
+    """Two worker processes for all tests: starting them costs more than most tests."""
+    with RankPool(2) as pool:
+        yield pool

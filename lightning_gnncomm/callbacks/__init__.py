@@ -1,5 +1,7 @@
 """Callbacks that watch training over several ranks."""
 
 from lightning_gnncomm.callbacks.communication import CommunicationMonitor
+from lightning_gnncomm.callbacks.recorder import RunRecorder
+from lightning_gnncomm.callbacks.staleness import StalenessMonitor
 
-__all__ = ["CommunicationMonitor"]
+__all__ = ["CommunicationMonitor", "RunRecorder", "StalenessMonitor"]

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import lightning as L
 from lightning_utilities.core.rank_zero import rank_zero_info
-from torch import Tensor
 
 from lightning_gnncomm.callbacks.accounting import (
+    PARAMETERS,
     CommunicationSummary,
     EpochTraffic,
-    TrafficMeter,
+    Meter,
+    add_gains,
     compression,
+    counted_traffic,
     from_matrix,
+    gather,
+    sum_records,
     to_matrix,
 )
-from lightning_gnncomm.callbacks.table import print_table
+from lightning_gnncomm.callbacks.table import build_table, print_table
 from lightning_gnncomm.comm.traffic import TrafficRecord
 from lightning_gnncomm.slots import Role, Slot
 
 __all__ = ["CommunicationMonitor"]
-
-# Parameter gradients are counted in one record; to a meter they are one more slot.
-_PARAMETERS = Slot("parameters", "gradient", role=Role.GRADIENT)
 
 
 class CommunicationMonitor(L.Callback):
@@ -31,7 +30,8 @@ class CommunicationMonitor(L.Callback):
 
     It logs, with every logger of the trainer: ``comm/bytes`` of halo rows sent by all ranks, ``comm/compression``
     (bytes the rows would have without a codec, over bytes sent), ``comm/wait_seconds`` of the rank that waited
-    longest, ``comm/feature_bytes``, ``comm/gradient_bytes``, ``comm/constant_bytes`` and ``comm/norm_bytes`` by role,
+    longest (the exposed part of transfers), ``comm/hidden_seconds`` of transfers under which ranks computed, likewise,
+    ``comm/feature_bytes``, ``comm/gradient_bytes``, ``comm/constant_bytes`` and ``comm/norm_bytes`` by role,
     and ``comm/parameter_bytes`` of parameter gradients. Validation is not in these numbers; the table gives it a row.
 
     Under a strategy that exchanges no halos it says so once and does nothing.
@@ -54,7 +54,7 @@ class CommunicationMonitor(L.Callback):
         self.per_slot = per_slot
         self.table = table
         self.summary = CommunicationSummary()
-        self._meter = TrafficMeter()
+        self._meter = Meter[TrafficRecord]()
         self._epoch: dict[Slot, TrafficRecord] = {}
         self._training: dict[Slot, TrafficRecord] = {}
         self._evaluation: dict[Slot, TrafficRecord] = {}
@@ -72,8 +72,8 @@ class CommunicationMonitor(L.Callback):
         self._epoch, self._training, self._evaluation = {}, {}, {}
         self._read_into(trainer, {})
 
-    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Close what training sent before a validation that lies inside an epoch."""
+    def on_validation_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Close what training sent before a validation that lies inside an epoch; the strategy has just waited for the last of it."""
         self._read_into(trainer, self._epoch)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -93,7 +93,7 @@ class CommunicationMonitor(L.Callback):
             values |= {f"comm/{slot}/{slot.role.value}_bytes": float(r.sent_bytes) for slot, r in slots.items()}
         for logger in trainer.loggers:
             logger.log_metrics(values, step=trainer.fit_loop.epoch_loop._batches_that_stepped)
-        _add(self._training, self._epoch)
+        add_gains(self._training, self._epoch)
         self._epoch = {}
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -106,33 +106,28 @@ class CommunicationMonitor(L.Callback):
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Print the table, after progress bars are gone."""
         if self.table and self.summary.slots and trainer.is_global_zero:
-            print_table(self.summary, trainer.world_size)
+            print_table(build_table(self.summary, trainer.world_size))
 
     def _is_active(self, trainer: L.Trainer) -> bool:
-        return getattr(trainer.strategy, "traffic", None) is not None
+        return counted_traffic(trainer) is not None
 
     def _read_into(self, trainer: L.Trainer, target: dict[Slot, TrafficRecord]) -> None:
-        if self._is_active(trainer):
-            strategy: Any = trainer.strategy
-            _add(target, self._meter.read({**strategy.traffic.records, _PARAMETERS: strategy.gradient_traffic}))
+        counted = counted_traffic(trainer)
+        if counted is not None:
+            add_gains(target, self._meter.read(counted))
 
     def _gather(self, trainer: L.Trainer, records: list[TrafficRecord]) -> list[TrafficRecord]:
         """Return the records of all ranks together; every rank calls this with as many records."""
-        matrix = to_matrix(records).to(trainer.strategy.root_device)
-        # Lightning reduces in place.
-        summed, largest = (trainer.strategy.reduce(matrix.clone(), reduce_op=how) for how in ("sum", "max"))
-        assert isinstance(summed, Tensor) and isinstance(largest, Tensor)
-        return from_matrix(summed, largest)
+        return from_matrix(gather(trainer, to_matrix(records, TrafficRecord)), TrafficRecord)
 
     def _reduce_epoch(self, trainer: L.Trainer) -> EpochTraffic:
-        halo = {slot: record for slot, record in self._epoch.items() if slot != _PARAMETERS}
-        local = [_total({s: r for s, r in halo.items() if s.role is role}) for role in Role]
-        together = self._gather(trainer, [*local, self._epoch.get(_PARAMETERS, TrafficRecord())])
+        local = [_total({s: r for s, r in self._epoch.items() if s.role is role}) for role in Role]
+        together = self._gather(trainer, [*local, self._epoch.get(PARAMETERS, TrafficRecord())])
         return EpochTraffic(trainer.current_epoch, dict(zip(Role, together, strict=False)), together[-1])
 
     def _reduce_slots(self, trainer: L.Trainer, records: dict[Slot, TrafficRecord]) -> dict[Slot, TrafficRecord]:
         # All ranks exchange the same slots; the list of rank 0 makes sure that they also add them up in the same order.
-        slots = trainer.strategy.broadcast([slot for slot in records if slot != _PARAMETERS])
+        slots = trainer.strategy.broadcast([slot for slot in records if slot != PARAMETERS])
         together = self._gather(trainer, [records.get(slot, TrafficRecord()) for slot in slots])
         return dict(zip(slots, together, strict=True))
 
@@ -143,19 +138,11 @@ def _values(epoch: EpochTraffic) -> dict[str, float]:
         "comm/bytes": float(epoch.halo.sent_bytes),
         "comm/compression": compression(epoch.halo),
         "comm/wait_seconds": epoch.halo.wait_seconds,
+        "comm/hidden_seconds": epoch.halo.hidden_seconds,
         "comm/parameter_bytes": float(epoch.parameters.sent_bytes),
     }
     return values | {f"comm/{role.value}_bytes": float(record.sent_bytes) for role, record in epoch.roles.items()}
 
 
-def _add(target: dict[Slot, TrafficRecord], gained: dict[Slot, TrafficRecord]) -> None:
-    for slot, record in gained.items():
-        target.setdefault(slot, TrafficRecord()).__iadd__(record)
-
-
 def _total(records: dict[Slot, TrafficRecord]) -> TrafficRecord:
-    total = TrafficRecord()
-    for slot, record in records.items():
-        if slot != _PARAMETERS:
-            total += record
-    return total
+    return sum_records((record for slot, record in records.items() if slot != PARAMETERS), TrafficRecord)

@@ -17,6 +17,7 @@ commands:
   test        evaluate a checkpoint on the test nodes
   predict     write the outputs of all nodes, in their original order, to a file
   partition   cut a graph into parts once, before training
+  report      write a page with plots of one or several recorded runs
 
 examples:
   gnncomm fit --trainer.strategy sylvie_sync --trainer.accelerator cpu --trainer.devices 2
@@ -34,6 +35,10 @@ examples:
 
   gnncomm test --ckpt_path CHECKPOINT --data.data npz:graph.npz
       Evaluate on one device what several have trained.
+
+  gnncomm fit --trainer.callbacks+=RunRecorder --trainer.strategy sylvie_async --trainer.devices 2
+  gnncomm report lightning_logs/version_0
+      Record a run and see what it did: loss, bytes, waiting, staleness.
 
 `gnncomm COMMAND --help` lists the options of a command; `gnncomm fit --print_config` prints a whole file of settings.
 """
@@ -56,15 +61,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # Imported here, so that help and a misspelt command answer at once.
     from lightning_gnncomm.cli.failures import short_errors
     from lightning_gnncomm.cli.partition import run_partition
+    from lightning_gnncomm.cli.report import run_report
     from lightning_gnncomm.cli.training import TRAINING_COMMANDS, run_training
 
     command = given[0]
-    if not command.startswith("-") and command not in {*TRAINING_COMMANDS, "partition"}:
-        names = ", ".join([*TRAINING_COMMANDS, "partition"])
+    others = {"partition": run_partition, "report": run_report}
+    if not command.startswith("-") and command not in {*TRAINING_COMMANDS, *others}:
+        names = ", ".join([*TRAINING_COMMANDS, *others])
         print(f"gnncomm: error: unknown command {command!r}; expected one of {names}", file=sys.stderr)
         sys.exit(2)
     with short_errors(f"gnncomm {command}"):
-        if command == "partition":
-            run_partition(given[1:])
+        if command in others:
+            others[command](given[1:])
         else:
             run_training(None if arguments is None else given)

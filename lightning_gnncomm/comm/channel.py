@@ -49,10 +49,7 @@ class Delivery:
         rows, seconds = lane.deliver(
             self._step, 0 if fresh else channel.schedule.max_staleness, keep=channel.keeps_rows
         )
-        waited = time.perf_counter() - start
-        channel.traffic.add(
-            self._slots[0], TrafficRecord(wait_seconds=waited, hidden_seconds=max(seconds - waited, 0.0))
-        )
+        channel.count_seconds(self._slots[0], seconds, time.perf_counter() - start)
         if not self._is_exact:
             assert lane.step is not None
             channel.note(self._slots, self._step - lane.step, self._action)
@@ -249,11 +246,19 @@ class Channel:
 
     def drain(self) -> None:
         """Wait for everything in flight and keep it for the step that will use it."""
-        for lane in self._lanes.values():
-            lane.land()
+        for slots, lane in self._lanes.items():
+            if lane.flights:
+                start = time.perf_counter()
+                seconds = lane.land()
+                self.count_seconds(slots[0], seconds, time.perf_counter() - start)
+
+    def count_seconds(self, slot: Slot, seconds: float, waited: float) -> None:
+        """Count how long transfers took, and how much of that this rank stood still for."""
+        self.traffic.add(slot, TrafficRecord(wait_seconds=waited, hidden_seconds=max(seconds - waited, 0.0)))
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the wire remembers on this rank, as plain data; nothing is in flight after it."""
+        self.drain()
         lanes = [([slot.as_plain() for slot in slots], lane.state()) for slots, lane in self._lanes.items()]
         return {
             "lanes": lanes,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from typing_extensions import Self
@@ -43,6 +44,11 @@ class TrafficRecord:
 class Traffic:
     """Traffic of this rank, by :class:`~lightning_gnncomm.slots.Slot` (whose role tells the direction).
 
+    Args:
+        records: What was counted.
+        listener: Called with the slot and the record of each message when it has been sent, and again, with the seconds only, when
+            the rows due in its place have been waited for.
+
     Example:
         >>> traffic = Traffic()
         >>> traffic.add(Slot("conv", "x"), TrafficRecord(exchanges=1, rows=4, sent_bytes=32, dense_bytes=128))
@@ -51,10 +57,13 @@ class Traffic:
     """
 
     records: dict[Slot, TrafficRecord] = field(default_factory=dict)
+    listener: Callable[[Slot, TrafficRecord], None] | None = None
 
     def add(self, slot: Slot, record: TrafficRecord) -> None:
         """Add one message to the record of its slot."""
         self.records.setdefault(slot, TrafficRecord()).__iadd__(record)
+        if self.listener is not None:
+            self.listener(slot, record)
 
     def total(self) -> TrafficRecord:
         """Return the sum over all slots."""

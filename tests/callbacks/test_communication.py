@@ -13,7 +13,7 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from lightning_gnncomm.callbacks import CommunicationMonitor
-from lightning_gnncomm.callbacks.accounting import TrafficMeter, from_matrix, to_matrix
+from lightning_gnncomm.callbacks.accounting import Meter, from_matrix, to_matrix
 from lightning_gnncomm.callbacks.table import build_table, format_bytes, print_table
 from lightning_gnncomm.comm.traffic import Traffic, TrafficRecord
 from lightning_gnncomm.slots import Role, Slot
@@ -42,7 +42,7 @@ class Sender(L.LightningModule):
     def send(self, slot: Slot, rows: int, row_bytes: int) -> None:
         strategy: Any = self.trainer.strategy
         if isinstance(strategy, CountingStrategy):
-            record = TrafficRecord(1, rows, rows * row_bytes, rows * row_bytes, rows * 128, 0.25)
+            record = TrafficRecord(1, rows, rows * row_bytes, rows * row_bytes, rows * 128, 0.25, 0.125)
             strategy.traffic.add(slot, record)
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
@@ -117,6 +117,7 @@ def test_logs_to_every_logger(tmp_path: Path, per_slot: bool) -> None:
     assert rows[0]["comm/constant_bytes"] == 384
     assert rows[1]["comm/norm_bytes"] == 0
     assert rows[1]["comm/wait_seconds"] == 0.5
+    assert rows[1]["comm/hidden_seconds"] == 0.25
     assert rows[1]["comm/parameter_bytes"] == 8
     assert ("comm/convs.0.x/feature_bytes" in rows[1]) is per_slot
 
@@ -140,18 +141,18 @@ def test_prints_a_table_with_a_line_per_message_and_sums(tmp_path: Path, capsys:
     assert {"all halo rows/", "parameter gradients/all-reduce", "validation (exact)/forward", "total/"} <= lines
     assert "240 B" in printed
     assert "16.0x" in printed
+    assert "Hidden (s)" in printed
 
 
 def test_ranks_are_summed_except_for_what_happens_at_once() -> None:
-    ranks = [TrafficRecord(2, 10, 80, 40, 1280, 0.5), TrafficRecord(2, 5, 40, 80, 640, 1.5)]
-    matrices = torch.stack([to_matrix([record]) for record in ranks])
-    together = from_matrix(matrices.sum(0), matrices.amax(0))
-    assert together == [TrafficRecord(2, 15, 120, 120, 1920, 1.5)]
+    ranks = [TrafficRecord(2, 10, 80, 40, 1280, 0.5, 0.75), TrafficRecord(2, 5, 40, 80, 640, 1.5, 0.25)]
+    matrices = torch.stack([to_matrix([record], TrafficRecord) for record in ranks])
+    assert from_matrix(matrices, TrafficRecord) == [TrafficRecord(2, 15, 120, 120, 1920, 1.5, 0.75)]
 
 
 def test_no_record_is_no_trouble() -> None:
-    assert from_matrix(to_matrix([]), to_matrix([])) == []
-    assert TrafficMeter().read({}) == {}
+    assert from_matrix(to_matrix([], TrafficRecord)[None], TrafficRecord) == []
+    assert Meter[TrafficRecord]().read({}) == {}
 
 
 @pytest.mark.parametrize(
@@ -164,4 +165,4 @@ def test_bytes_for_people(number: float, text: str) -> None:
 def test_an_empty_summary_has_a_table() -> None:
     summary = CommunicationMonitor().summary
     assert build_table(summary, 2).row_count == 1
-    print_table(summary, 2)
+    print_table(build_table(summary, 2))

@@ -53,7 +53,7 @@ class TestHelp:
     def test_lists_every_command_with_an_example(self, run: Run) -> None:
         status, out, _ = run("--help")
         assert status == 0
-        for command in [*TRAINING_COMMANDS, "partition"]:
+        for command in [*TRAINING_COMMANDS, "partition", "report"]:
             assert f"\n  {command} " in out
         assert "\nexamples:\n" in out
 
@@ -64,7 +64,7 @@ class TestHelp:
     def test_an_unknown_command_is_an_error_that_lists_all(self, run: Run) -> None:
         status, _, err = run("prune")
         assert status == 2
-        assert "'prune'; expected one of fit, validate, test, predict, partition" in err
+        assert "'prune'; expected one of fit, validate, test, predict, partition, report" in err
 
     @pytest.mark.parametrize("command", ["fit", "partition"])
     def test_of_a_command(self, run: Run, command: str) -> None:
@@ -123,6 +123,15 @@ class TestFit:
         assert NodeClassifier.load_from_checkpoint(checkpoint).model is not None
         status, _, _ = run("test", *QUIET, "--data.data=karate", f"--ckpt_path={checkpoint}")
         assert status == 0
+
+    def test_callbacks_by_name_record_a_run_that_has_a_report(self, run: Run, tmp_path: Path) -> None:
+        callbacks = ["--trainer.callbacks+=RunRecorder", "--trainer.callbacks+=StalenessMonitor"]
+        assert run("fit", *QUIET, *callbacks, "--trainer.max_epochs=2", "--data.data=karate")[0] == 0
+        (record,) = tmp_path.rglob("events.jsonl")
+        status, out, err = run("report", str(record.parents[1]))
+        assert status == 0, err
+        assert "Wrote report.html" in out
+        assert "val_acc" in (tmp_path / "report.html").read_text()
 
     @pytest.mark.parametrize("name", ["digits", "npz"])
     def test_the_examples_are_valid(self, run: Run, name: str) -> None:

@@ -8,12 +8,6 @@ from lightning_gnncomm.testing import RankPool
 
 
 @pytest.fixture(scope="session")
-def two_ranks() -> Iterator[RankPool]:
-    with RankPool(2) as pool:
-        yield pool
-
-
-@pytest.fixture(scope="session")
 def three_ranks() -> Iterator[RankPool]:
     with RankPool(3) as pool:
         yield pool
