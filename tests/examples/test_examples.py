@@ -104,3 +104,13 @@ def test_the_npz_example_takes_a_path_on_the_command_line(tmp_path: Path, shared
     arguments += ["--trainer.accelerator=cpu", "--trainer.max_epochs=5", "--trainer.enable_progress_bar=false"]
     output = run(tmp_path, "-m", "lightning_gnncomm", "fit", *arguments, timeout=120)
     assert "all halo rows" in output
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize("arguments", [(), ("--devices", "3", "--strategy", "sylvie_sync")])
+def test_the_heterogeneous_example_learns(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    output = run(tmp_path, str(EXAMPLES / "hetero.py"), *arguments, timeout=120)
+    (accuracy,) = re.findall(r"test_acc\s+│\s+([\d.]+)", output)
+    assert float(accuracy) > 0.7  # 0.25 by chance
