@@ -11,7 +11,7 @@ from torch_geometric.nn import aggr as pyg_aggr
 from torch_geometric.utils.sparse import set_sparse_value
 
 from tests.conformance.convs import DEGREE, PNA
-from tests.conformance.graphs import NUM_RELATIONS
+from tests.conformance.graphs import NUM_NODES, NUM_RELATIONS
 from tests.conformance.recipes import ADJ_T, Later, Option, Recipe, labelled, layer, mlp, opt, recipe, takes
 
 __all__ = ["ADJACENCIES"]
@@ -153,6 +153,11 @@ CONVS: dict[str, Recipe] = {
     "HEATConv": recipe(*H)(on(takes("x", "adj_t", "node_type", "edge_type", "edge_attr"), **HEAT)),
     "LGConv": recipe()(*plain(), on(ADJ_T, normalize=False)),
     "PointGNNConv": recipe(mlp(6, 3), mlp(9, 7), mlp(7, 6))(on(POS)),
+    "GPSConv": recipe(6)(
+        on(ADJ_T, conv=None),
+        on(ADJ_T, conv=layer("GCNConv", 6, 6), heads=2),
+        on(learned, conv=layer("SAGEConv", 6, 6), attn_type="performer"),
+    ),
     "AntiSymmetricConv": recipe(6)(*plain(), on(ADJ_T, num_iters=3), on(ADJ_T, phi=layer("SAGEConv", 6, 6))),
     "MixHopConv": recipe(*H)(*plain(), on(ADJ_T, add_self_loops=False)),
 }
@@ -170,6 +175,7 @@ MODELS: dict[str, Recipe] = {
     ),
     "RECT_L": recipe(*H)(on(ADJ_T)),
     "PMLP": recipe(6, 8, 5, 2)(on(ADJ_T)),
+    "LINKX": recipe(NUM_NODES)(*plain(in_channels=6, hidden_channels=8, out_channels=5, num_layers=2)),
 }
 
 ADJACENCIES: dict[str, dict[str, Recipe]] = {"conv": CONVS, "models": MODELS}
