@@ -224,7 +224,21 @@ class HaloStrategy(DDPStrategy):
             torch.manual_seed((torch.initial_seed() + 0x9E3779B97F4A7C15 * self.global_rank) % (1 << 63))
         if self._memory is not None and self._loaded is not None:
             self._num_steps = self._memory.load(self._loaded)
+        if self._loaded is not None:
+            self._count_resumed_epoch()
         self._loaded = None
+
+    def _count_resumed_epoch(self) -> None:
+        """Begin an epoch after a checkpoint that an epoch's last batch wrote.
+
+        Lightning counts that epoch as done while it resumes, but then goes on as if still within it: the next epoch is never
+        counted as started, and after a second such resume the counts are off and more than ``max_epochs`` are trained. With a
+        whole graph in one batch every checkpoint between epochs is of that kind.
+        """
+        assert self.lightning_module is not None
+        loop = self.lightning_module.trainer.fit_loop
+        if loop.restarted_mid_epoch and loop.epoch_progress.total.processed == loop.epoch_progress.total.started:
+            loop.reset_restart_stage()
 
     @override
     def on_train_end(self) -> None:

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
@@ -18,6 +19,16 @@ from torch_geometric.loader import DataLoader
 
 import lightning_gnncomm  # noqa: F401
 from tests.strategies.project import Project, graph, make_trainer
+
+
+class Telling(L.Callback):
+    """Prints a line whenever a step gets somewhere, so that a test can kill the ranks there."""
+
+    def _tell(self, *_: Any, **__: Any) -> None:
+        print("reached", flush=True)
+
+    on_train_batch_start = on_before_zero_grad = on_before_backward = on_after_backward = _tell
+    on_before_optimizer_step = on_train_batch_end = on_save_checkpoint = on_validation_batch_start = _tell
 
 
 class Troubled(Project):
@@ -49,6 +60,8 @@ def main() -> None:
     parser.add_argument("--num-nodes", type=int, default=1)
     parser.add_argument("--trouble")
     parser.add_argument("--trouble-rank", type=int, default=1)
+    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--tell", action="store_true", help="print what steps reach")
     parser.add_argument("--out")
     parser.add_argument("--checkpoints", help="folder; goes on from the last one in it")
     parser.add_argument("--other-tree", action="store_true")
@@ -58,7 +71,7 @@ def main() -> None:
 
         pytorch_lightning.Trainer(strategy=arguments.strategy, accelerator="cpu", devices=2)
     module = Troubled(arguments.trouble, arguments.trouble_rank)
-    options: dict[str, Any] = {"num_nodes": arguments.num_nodes, "max_epochs": 20}
+    options: dict[str, Any] = {"num_nodes": arguments.num_nodes, "max_epochs": arguments.epochs}
     last = None
     if arguments.checkpoints:
         keep = ModelCheckpoint(
@@ -66,6 +79,8 @@ def main() -> None:
         )
         options |= {"enable_checkpointing": True, "callbacks": [keep]}
         last = "last" if Path(arguments.checkpoints, "last.ckpt").exists() else None
+    if arguments.tell:
+        options["callbacks"] = [*options.get("callbacks", []), Telling()]
     trainer = make_trainer(arguments.strategy, arguments.devices, **options)
     loader = DataLoader([graph()])
     trainer.fit(module, loader, loader, ckpt_path=last)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -222,3 +223,33 @@ def test_a_killed_run_resumes_with_the_same_bits(start: Started, tmp_path: Path)
     assert states["whole"][1] == states["killed"][1]
     for key, value in states["whole"][0].items():
         assert torch.equal(states["killed"][0][key], value), key
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2400)
+def test_twenty_kills_at_random_points_leave_the_same_bits(start: Started, tmp_path: Path) -> None:
+    """All ranks are killed wherever they are: sending, in backward, or while a checkpoint is written."""
+    choose, kills = random.Random(7), 20
+
+    def command(name: str) -> list[str]:
+        folder = str(tmp_path / name)
+        more = ["--epochs", "120", "--tell", "--checkpoints", folder, "--out", f"{folder}.json"]
+        return [*SCRIPT, "--strategy", "sylvie_async", *more]
+
+    whole = start(command("whole"))
+    output, _ = whole.communicate(timeout=TIMEOUT)
+    assert whole.returncode == 0, output
+    for _ in range(kills):
+        process = start(command("killed"))
+        assert process.stdout is not None
+        lines = [process.stdout.readline() for _ in range(choose.randint(20, 120))]
+        assert all(lines), "".join(lines)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate(timeout=TIMEOUT)
+    process = start(command("killed"))
+    output, _ = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 0, output
+    assert json.loads((tmp_path / "killed.json").read_text()) == json.loads((tmp_path / "whole.json").read_text())
+    first, second = (torch.load(tmp_path / name / "state.pt", weights_only=True) for name in ("whole", "killed"))
+    for key, value in first.items():
+        assert torch.equal(second[key], value), key
