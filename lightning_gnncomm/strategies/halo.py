@@ -17,6 +17,7 @@ import torch
 from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
 from lightning.fabric.plugins.collectives.torch_collective import default_pg_timeout
 from lightning.pytorch.accelerators import Accelerator
+from lightning.pytorch.loops.progress import _ProcessedTracker
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.states import TrainerFn
@@ -237,7 +238,9 @@ class HaloStrategy(DDPStrategy):
         """
         assert self.lightning_module is not None
         loop = self.lightning_module.trainer.fit_loop
-        if loop.restarted_mid_epoch and loop.epoch_progress.total.processed == loop.epoch_progress.total.started:
+        total = loop.epoch_progress.total
+        assert isinstance(total, _ProcessedTracker)
+        if loop.restarted_mid_epoch and total.processed == total.started:
             loop.reset_restart_stage()
 
     @override
