@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch_geometric.nn import GCN
 from lightning_gnncomm import AdaptiveWidthCodec, GraphDataModule, HaloStrategy
 from lightning_gnncomm.comm.schedule import Asynchronous
 from lightning_gnncomm.testing import RankPool
-from tests.strategies.project import graph, make_trainer, state_of
+from tests.strategies.project import assert_close, graph, loaders, make_trainer, state_of
 
 pytestmark = [pytest.mark.processes]
 
@@ -141,3 +142,65 @@ def without_memory(root: str) -> list[Any]:
 def test_without_what_the_wire_remembers_bits_differ(three_ranks: RankPool, tmp_path: Path) -> None:
     for whole, other in three_ranks.run(without_memory, str(tmp_path)):
         assert any(not torch.equal(other["state"][name], value) for name, value in whole["state"].items())
+
+
+def counted(root: str) -> tuple[int, int, int]:
+    """Stop and resume every other epoch."""
+    checkpoint = None
+    for stop in (2, 4, 6, STEPS):
+        module, strategy = Dropping(), HaloStrategy(timeout=None)
+        keep = ModelCheckpoint(root, filename="{step}", every_n_train_steps=1, save_top_k=-1)
+        trainer = make_trainer(
+            strategy,
+            torch.distributed.get_world_size(),
+            max_epochs=STEPS,
+            enable_checkpointing=True,
+            callbacks=[keep, StopAt(stop)],
+        )
+        trainer.fit(module, datamodule=GraphDataModule(graph(), root=f"{root}/parts"), ckpt_path=checkpoint)
+        checkpoint = f"{root}/step={stop}.ckpt"
+    return trainer.current_epoch, trainer.global_step, trainer.fit_loop.epoch_progress.total.started
+
+
+def test_epochs_are_counted_right_however_often_a_run_is_resumed(two_ranks: RankPool, tmp_path: Path) -> None:
+    assert two_ranks.run(counted, str(tmp_path)) == [(STEPS, STEPS, STEPS)] * 2
+
+
+def one_more_step(
+    strategy: Any, root: str, steps: int, checkpoint: str | None = None
+) -> tuple[dict[str, Any], list[str]]:
+    """Train up to ``steps`` and tell the state and what was warned of.
+
+    Without dropout, which differs with the ranks, and without norms, before which a bias has no gradient but rounding errors.
+    """
+    module = Dropping()
+    module.net = GCN(6, 16, num_layers=3, out_channels=3)
+    alone = strategy == "auto"
+    keep = ModelCheckpoint(root, filename="{step}", every_n_train_steps=1, save_top_k=-1)
+    trainer = make_trainer(
+        strategy,
+        1 if alone else torch.distributed.get_world_size(),
+        max_epochs=steps,
+        enable_checkpointing=True,
+        callbacks=[keep],
+    )
+    data: dict[str, Any] = loaders(graph()) if alone else {"datamodule": GraphDataModule(graph(), root=f"{root}/parts")}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer.fit(module, **data, ckpt_path=checkpoint)
+    return state_of(module), [str(warning.message) for warning in caught]
+
+
+def test_a_run_resumes_on_another_number_of_ranks(three_ranks: RankPool, two_ranks: RankPool, tmp_path: Path) -> None:
+    """What three wires remember is of no use to two: they say so, and begin with exact rows as one process would."""
+    strategy = HaloStrategy(codec="identity", schedule="async", timeout=None)
+    three_ranks.run(one_more_step, strategy, f"{tmp_path}/three", 4)
+    checkpoint = f"{tmp_path}/three/step=4.ckpt"
+    expected, _ = one_more_step("auto", f"{tmp_path}/one", 5, checkpoint)
+    resumed = two_ranks.run(one_more_step, strategy, f"{tmp_path}/two", 5, checkpoint)
+    for state, _ in resumed:
+        assert_close(state, expected)
+    assert any("written by 3 ranks and 2 ranks run now" in said for said in resumed[0][1])
+    # The same step on the three ranks uses the rows of the step before.
+    same = three_ranks.run(one_more_step, strategy, f"{tmp_path}/three", 5, checkpoint)
+    assert any((same[0][0][name] - value).abs().max() > 1e-4 for name, value in expected.items())
