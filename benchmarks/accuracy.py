@@ -14,7 +14,7 @@ import argparse
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import product
@@ -150,6 +150,28 @@ def staleness(runs: Runs) -> Iterator[list[str]]:
             yield [f"`{scheme}`", message, *(f"{number:.2f}" for number in numbers), *decisions]
 
 
+def errors(runs: Runs) -> Iterator[list[str]]:
+    """Yield the relative error of the rows in use by quarter of the run, and how many times smaller it is than plain one bit's."""
+    yield ["scheme", "message", *(f"error, quarter {number}" for number in range(1, 5)), "last, one_bit over it"]
+    for scheme, by_seed in runs.items():
+        codec, _, schedule = scheme.partition("/")
+        plain = runs.get(f"one_bit/{schedule}", {}) if codec != "one_bit" else {}
+        for message in dict.fromkeys(name for run in by_seed.values() for name in run.errors):
+            quarters = quarter_means(by_seed, message)
+            beside = quarter_means(plain, message)
+            ratio = f"{beside[-1] / quarters[-1]:.1f}x" if beside and quarters and quarters[-1] else ""
+            if quarters:
+                yield [f"`{scheme}`", message, *(f"{quarter:.4f}" for quarter in quarters), ratio]
+
+
+def quarter_means(by_seed: Mapping[int, Run], message: str) -> list[float]:
+    """Return a message's error in each quarter of its windows, as a mean over seeds; nothing if there are too few windows."""
+    series = [run.errors.get(message, []) for run in by_seed.values()]
+    series = [values for values in series if len(values) >= 4]
+    cuts = [(len(values) * q // 4, len(values) * (q + 1) // 4) for values in series[:1] for q in range(4)]
+    return [mean([mean(values[start:stop]) for values in series]) for start, stop in cuts]
+
+
 def decided(runs: Runs) -> Iterator[list[str]]:
     """Yield the share of messages that were waited for, and how often intervals changed."""
     yield ["scheme", "waited for", "intervals changed", "last change"]
@@ -177,7 +199,7 @@ def show(setting: Setting, runs: Runs) -> None:
     )
     tables: list[Callable[[Runs], Iterator[list[str]]]] = [measures, convergence]
     if setting.parts > 1:
-        tables += [lambda runs: traffic(runs, setting.epochs), staleness, decided]
+        tables += [lambda runs: traffic(runs, setting.epochs), staleness, errors, decided]
     for rows in tables:
         console.print(make_table(rows(runs)), soft_wrap=True)
     for scheme, by_seed in runs.items():

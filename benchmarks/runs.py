@@ -90,6 +90,7 @@ class Run:
         messages: What was exchanged in training.
         waited: Share of the messages that were waited for.
         drifts: Relative drift by message, a value for each window.
+        errors: Relative error of the rows in use, likewise.
         decisions: Step, kind, message and reason of each decision of the schedule.
     """
 
@@ -100,6 +101,7 @@ class Run:
     messages: list[Message]
     waited: float
     drifts: dict[str, list[float]]
+    errors: dict[str, list[float]]
     decisions: list[tuple[int, str, str, str]]
 
     @property
@@ -172,6 +174,7 @@ class Watch:
 
     def __init__(self, schedule: Schedule) -> None:
         self.drifts: dict[str, list[float]] = {}
+        self.errors: dict[str, list[float]] = {}
         self._observe: Callable[[int, Observation], list[Decision]] = schedule.observe
         schedule.window = schedule.window or WINDOW
         schedule.observe = self.observe  # type: ignore[method-assign]
@@ -179,7 +182,9 @@ class Watch:
     def observe(self, step: int, observation: Observation) -> list[Decision]:
         """Note the errors of a window and let the schedule decide."""
         for slot, record in observation.slots.items():
-            self.drifts.setdefault(message_name(slot), []).append(round(record.relative_drift, 4))
+            name = message_name(slot)
+            self.drifts.setdefault(name, []).append(round(record.relative_drift, 4))
+            self.errors.setdefault(name, []).append(float(f"{record.relative_error:.4g}"))
         return self._observe(step, observation)
 
 
@@ -222,6 +227,7 @@ def train(setting: Setting, root: str, scheme: str, seed: int) -> Run:
         ],
         waited=recorder.waited,
         drifts=watch.drifts if watch else {},
+        errors=watch.errors if watch else {},
         decisions=recorder.decisions,
     )
 

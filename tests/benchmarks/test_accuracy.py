@@ -68,6 +68,7 @@ def make_run(bench, losses, tests=(0.5, 0.6), **changes):
         "messages": [runs.Message(8, 10)],
         "waited": 0.5,
         "drifts": {"conv.x feature": [0.1, 0.3]},
+        "errors": {"conv.x feature": [0.2, 0.4]},
         "decisions": [(10, "refresh", "conv.x feature", "drift 0.3 above 0.2")],
     }
     return runs.Run(**values | changes)
@@ -156,6 +157,15 @@ def test_watching_changes_no_decision(bench):
     assert watched == alone
     assert {decision.what for decision in watched} == {"refresh", "interval"}
     assert watch.drifts == {"conv.x feature": [0.6708]}
+    assert watch.errors == {"conv.x feature": [0.7071]}
+
+
+def test_errors_are_shown_by_quarter_beside_those_of_plain_one_bit(bench):
+    plain = {seed: make_run(bench, [1.0, 1.0], errors={"m": [0.8] * 6 + [0.6, 0.4 + seed]}) for seed in (0, 1)}
+    delta = {0: make_run(bench, [1.0, 1.0], errors={"m": [0.4, 0.2] * 3 + [0.1, 0.0]}), 1: make_run(bench, [1.0, 1.0])}
+    _, first, second = bench["accuracy"].errors({"one_bit/async": plain, "delta_sign/async": delta})
+    assert first[2:] == ["0.8000", "0.8000", "0.8000", "0.7500", ""]
+    assert second[2:] == ["0.3000", "0.3000", "0.3000", "0.0500", "15.0x"]
 
 
 def test_a_schedule_that_does_not_look_is_shown_windows_too(bench):
