@@ -1,7 +1,8 @@
 """The ops of the namespace ``gnncomm``: schema, shape function, default kernel and a typed verb for each.
 
 The default kernels are plain PyTorch and run on any device. They are fallback, documentation and oracle at once: a native
-kernel registered for a device gives the same bits.
+kernel registered for a device gives the same bits (save those of a NaN in the payload). Such are the CPU kernels of the one-bit
+and k-bit ops, see :mod:`~lightning_gnncomm.kernels.native`.
 
 Bytes of a ``b``-bit row of ``F`` values, with ``b`` of 1, 2, 4 or 8 (byte order is little-endian everywhere):
 
@@ -35,7 +36,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from lightning_gnncomm.kernels import reference
+from lightning_gnncomm.kernels import native, reference
 
 __all__ = [
     "counter_uniform",
@@ -290,6 +291,12 @@ def _one_bit_encode(rows: Tensor, row_key: Tensor, stream: int) -> Tensor:
     return reference.k_bit_encode(rows, 1, row_key, stream)
 
 
+@_one_bit_encode.register_kernel("cpu")
+def _(rows: Tensor, row_key: Tensor, stream: int) -> Tensor:
+    _check_rows(rows, 1, row_key)
+    return native.k_bit_encode(rows, 1, row_key, stream)
+
+
 @_one_bit_encode.register_fake
 def _(rows: Tensor, row_key: Tensor, stream: int) -> Tensor:
     _check_rows(rows, 1, row_key)
@@ -306,6 +313,12 @@ def _one_bit_decode(payload: Tensor, num_features: int, dtype: torch.dtype) -> T
     return reference.k_bit_decode(payload, 1, num_features, dtype)
 
 
+@_one_bit_decode.register_kernel("cpu")
+def _(payload: Tensor, num_features: int, dtype: torch.dtype) -> Tensor:
+    _check_k_bit_payload(payload, 1, num_features, dtype)
+    return native.k_bit_decode(payload, 1, num_features, dtype)
+
+
 @_one_bit_decode.register_fake
 def _(payload: Tensor, num_features: int, dtype: torch.dtype) -> Tensor:
     _check_k_bit_payload(payload, 1, num_features, dtype)
@@ -318,6 +331,12 @@ def _(payload: Tensor, num_features: int, dtype: torch.dtype) -> Tensor:
 def _k_bit_encode(rows: Tensor, bits: int, row_key: Tensor, stream: int) -> Tensor:
     _check_rows(rows, bits, row_key)
     return reference.k_bit_encode(rows, bits, row_key, stream)
+
+
+@_k_bit_encode.register_kernel("cpu")
+def _(rows: Tensor, bits: int, row_key: Tensor, stream: int) -> Tensor:
+    _check_rows(rows, bits, row_key)
+    return native.k_bit_encode(rows, bits, row_key, stream)
 
 
 @_k_bit_encode.register_fake
@@ -334,6 +353,12 @@ def _(rows: Tensor, bits: int, row_key: Tensor, stream: int) -> Tensor:
 def _k_bit_decode(payload: Tensor, bits: int, num_features: int, dtype: torch.dtype) -> Tensor:
     _check_k_bit_payload(payload, bits, num_features, dtype)
     return reference.k_bit_decode(payload, bits, num_features, dtype)
+
+
+@_k_bit_decode.register_kernel("cpu")
+def _(payload: Tensor, bits: int, num_features: int, dtype: torch.dtype) -> Tensor:
+    _check_k_bit_payload(payload, bits, num_features, dtype)
+    return native.k_bit_decode(payload, bits, num_features, dtype)
 
 
 @_k_bit_decode.register_fake

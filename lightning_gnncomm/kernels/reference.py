@@ -224,7 +224,8 @@ def _outward_ends(rows_RF: Tensor) -> Tensor:
     near_R2 = ends_R2.to(torch.bfloat16)
     error_R2 = near_R2.to(ends_R2.dtype) - ends_R2
     is_inside_R2 = error_R2 * outward_2.sign() < 0
-    return torch.where(is_inside_R2, near_R2.nextafter(outward_2.expand_as(near_R2)), near_R2)
+    # Of equal zeros a reduction may keep either sign: the sum makes minus zero a zero.
+    return torch.where(is_inside_R2, near_R2.nextafter(outward_2.expand_as(near_R2)), near_R2).add_(0.0)
 
 
 def _round(
