@@ -141,29 +141,6 @@ class Classifier(NodeClassifier):
                     self.log(key, metric, batch_size=len(target), on_step=False, on_epoch=True)
 
 
-class Recorder(L.Callback):
-    """Keeps every validation, and what the strategy knows only until tear-down."""
-
-    def __init__(self, metric: str) -> None:
-        self.key = METRICS[metric]
-        self.points: list[Point] = []
-        self.waited = 1.0
-        self.decisions: list[tuple[int, str, str, str]] = []
-
-    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        values = trainer.callback_metrics
-        loss, val, test = (float(values[name]) for name in ("val_loss", f"val_{self.key}", f"test_{self.key}"))
-        self.points.append(Point(trainer.current_epoch + 1, loss, val, test, 0))
-
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        strategy = trainer.strategy
-        if not isinstance(strategy, HaloStrategy) or strategy.channel is None:
-            return
-        uses = sum(record.uses for record in strategy.channel.staleness.values())
-        self.waited = sum(record.refreshes for record in strategy.channel.staleness.values()) / max(uses, 1)
-        self.decisions = [(step, d.what, message_name(d.slot), d.why) for step, d in strategy.decisions]
-
-
 def message_name(slot: Slot | None) -> str:
     """Return the name of a message for people."""
     return "all" if slot is None else f"{slot} {slot.role.value}"
@@ -188,12 +165,40 @@ class Watch:
         return self._observe(step, observation)
 
 
+class Recorder(L.Callback):
+    """Keeps every validation, and what the strategy knows only until tear-down."""
+
+    def __init__(self, metric: str) -> None:
+        self.key = METRICS[metric]
+        self.points: list[Point] = []
+        self.watch: Watch | None = None
+        self.waited = 1.0
+        self.decisions: list[tuple[int, str, str, str]] = []
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        strategy = trainer.strategy
+        if isinstance(strategy, HaloStrategy) and strategy.channel is not None:
+            self.watch = Watch(strategy.channel.schedule)  # the strategy's own is only its pattern
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        values = trainer.callback_metrics
+        loss, val, test = (float(values[name]) for name in ("val_loss", f"val_{self.key}", f"test_{self.key}"))
+        self.points.append(Point(trainer.current_epoch + 1, loss, val, test, 0))
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        strategy = trainer.strategy
+        if not isinstance(strategy, HaloStrategy) or strategy.channel is None:
+            return
+        uses = sum(record.uses for record in strategy.channel.staleness.values())
+        self.waited = sum(record.refreshes for record in strategy.channel.staleness.values()) / max(uses, 1)
+        self.decisions = [(step, d.what, message_name(d.slot), d.why) for step, d in strategy.decisions]
+
+
 def train(setting: Setting, root: str, scheme: str, seed: int) -> Run:
     """Train once; on several ranks each calls this. ``root`` keeps the partition of this graph and no other."""
     L.seed_everything(seed, verbose=False)
     recorder, monitor = Recorder(setting.metric), CommunicationMonitor(table=False)
     strategy = make_strategy(scheme, seed)
-    watch = Watch(strategy.schedule) if isinstance(strategy, HaloStrategy) else None
     trainer = make_trainer(
         strategy,
         1 if scheme == SINGLE else setting.parts,
@@ -226,8 +231,8 @@ def train(setting: Setting, root: str, scheme: str, seed: int) -> Run:
             if slot.role in HALO_ROLES and record.rows
         ],
         waited=recorder.waited,
-        drifts=watch.drifts if watch else {},
-        errors=watch.errors if watch else {},
+        drifts=recorder.watch.drifts if recorder.watch else {},
+        errors=recorder.watch.errors if recorder.watch else {},
         decisions=recorder.decisions,
     )
 

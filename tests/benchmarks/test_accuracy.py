@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import re
 import subprocess
@@ -198,6 +199,8 @@ def test_the_script_resumes(tmp_path):
     assert "with 2 runs left" in start("--max-minutes", "0")
     first = start()
     assert "[2/2] digits, GCN, seed 0, one_bit/async" in first
+    run = json.loads((tmp_path / "runs.jsonl").read_text().splitlines()[1])["run"]
+    assert all(run["drifts"].values()) and run["drifts"].keys() == run["errors"].keys() != set(), "nothing was watched"
     again = start()
     assert "[1/" not in again
     assert again.strip() == first[first.index("digits, 2 parts") :].strip()
