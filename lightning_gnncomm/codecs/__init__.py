@@ -7,6 +7,7 @@ from lightning_gnncomm.codecs.identity import IdentityCodec
 from lightning_gnncomm.codecs.k_bit import KBitCodec
 from lightning_gnncomm.codecs.one_bit import OneBitCodec
 from lightning_gnncomm.codecs.per_role import PerRoleCodec
+from lightning_gnncomm.codecs.threshold import ThresholdCodec
 
 __all__ = [
     "CODECS",
@@ -20,5 +21,6 @@ __all__ = [
     "PerRoleCodec",
     "RoundingKey",
     "SlotStatistics",
+    "ThresholdCodec",
     "resolve_codec",
 ]

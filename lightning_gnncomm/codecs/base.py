@@ -35,6 +35,9 @@ class Codec(ABC):
     is_delta: ClassVar[bool] = False
     """Whether rows are coded as differences to the rows the receivers hold; the channel keeps these."""
 
+    is_sparse: ClassVar[bool] = False
+    """Whether values are left out of a message, by a :class:`~lightning_gnncomm.codecs.ThresholdCodec`; the channel packs the rest."""
+
     def for_slot(self, slot: Slot) -> Codec:
         """Return the codec of one message: this one, unless it chooses among others (:class:`ChoosingCodec`)."""
         return self

@@ -29,10 +29,12 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from lightning_gnncomm.codecs.base import Codec, resolve_codec
+from lightning_gnncomm.codecs.threshold import ThresholdCodec
 from lightning_gnncomm.comm.channel import Channel
 from lightning_gnncomm.comm.gradient import CountingState, ordered_mean_hook
 from lightning_gnncomm.comm.groups import destroy_group, new_group
 from lightning_gnncomm.comm.schedule import Decision, Schedule, resolve_schedule
+from lightning_gnncomm.comm.threshold import ThresholdState, threshold_hook
 from lightning_gnncomm.comm.traffic import Traffic, TrafficRecord
 from lightning_gnncomm.comm.wire import DistributedWire
 from lightning_gnncomm.graph.typed import Graph
@@ -74,6 +76,8 @@ class HaloStrategy(DDPStrategy):
             Validation, test and predict are always exact.
         schedule: When rows are due: ``"sync"``, ``"async"`` (one step later), ``"adaptive"`` (one step later, refreshed as the
             measured errors and the loss ask for) or an instance, see :class:`~lightning_gnncomm.comm.schedule.Asynchronous`.
+        gradient_codec: ``ThresholdCodec(density, refresh)`` sends of the parameters' gradients only what reaches a threshold, and the
+            rest later (DCT-DP, see :class:`~lightning_gnncomm.ThresholdState`); ``None`` sends them whole.
         loss_reduction: ``"auto"`` reads off the autograd graph over how many rows each term of the loss is a mean or sum.
             ``"mean"`` takes the loss as a mean over the nodes of ``loss_mask``, ``"sum"`` as a sum over nodes.
         loss_mask: Attribute of the batch that marks the nodes of a loss with ``loss_reduction="mean"``.
@@ -104,6 +108,7 @@ class HaloStrategy(DDPStrategy):
         self,
         codec: str | Codec | Mapping[str, str | Codec] = "identity",
         schedule: str | Schedule = "sync",
+        gradient_codec: ThresholdCodec | None = None,
         loss_reduction: LossReduction = "auto",
         loss_mask: str = "train_mask",
         allow: Sequence[str] = (),
@@ -120,6 +125,10 @@ class HaloStrategy(DDPStrategy):
     ) -> None:
         if loss_reduction not in ("auto", "mean", "sum"):
             raise ValueError(f"Expected loss_reduction to be 'auto', 'mean' or 'sum', got {loss_reduction!r}.")
+        if gradient_codec is not None and getattr(gradient_codec, "scope", None) != "tensor":
+            raise ValueError(
+                f"Expected gradient_codec to be a ThresholdCodec of scope 'tensor', got {gradient_codec!r}."
+            )
         super().__init__(
             accelerator=accelerator,
             parallel_devices=parallel_devices,
@@ -137,12 +146,14 @@ class HaloStrategy(DDPStrategy):
         self._ddp_kwargs["forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"] = False
         self.codec = resolve_codec(codec)
         self.schedule = resolve_schedule(schedule)
+        self.gradient_codec = gradient_codec
         self.loss_reduction = loss_reduction
         self.loss_mask = loss_mask
         self.allow = list(allow)
         self.seed = seed
         self.traffic = Traffic()
         self.gradient_traffic = TrafficRecord()
+        self._threshold: ThresholdState | None = None
         self.channel: Channel | None = None
         """What carries halo rows between set-up and tear-down, ``None`` on one rank."""
         self.decisions: list[tuple[int, Decision]] = []
@@ -193,7 +204,10 @@ class HaloStrategy(DDPStrategy):
             codec, schedule = copy.deepcopy((self.codec, self.schedule))
             self.channel = Channel(self._wire, codec, schedule, self.seed, self.traffic, background=self._background)
             self._window = Window(self.channel, self.root_device)
-            self._memory = Memory(self.channel, self._window, self.root_device)
+            if self.gradient_codec is not None:
+                density, refresh = self.gradient_codec.density, self.gradient_codec.refresh
+                self._threshold = ThresholdState(density, refresh, record=self.gradient_traffic)
+            self._memory = Memory(self.channel, self._window, self.root_device, self._threshold, self.lightning_module)
             self._attachment = attach(self.lightning_module, HaloContext(self.channel), self.allow)
             self._reverts.append(synchronise_metrics(self.lightning_module))
             self._reverts.append(_answer_sigterm_alone(trainer))
@@ -216,7 +230,10 @@ class HaloStrategy(DDPStrategy):
         if self.world_size == 1:
             return
         assert isinstance(self.model, DistributedDataParallel)
-        self.model.register_comm_hook(CountingState(self.gradient_traffic), ordered_mean_hook)
+        if self._threshold is None:
+            self.model.register_comm_hook(CountingState(self.gradient_traffic), ordered_mean_hook)
+        else:
+            self.model.register_comm_hook(self._threshold, threshold_hook)
 
     @override
     def on_train_start(self) -> None:
@@ -291,7 +308,7 @@ class HaloStrategy(DDPStrategy):
         if self._attachment is not None:
             self._attachment.detach()
             self._attachment = None
-        self.channel = self._window = self._memory = self._num_steps = None
+        self.channel = self._window = self._memory = self._num_steps = self._threshold = None
         for revert in self._reverts:
             revert()
         self._reverts.clear()

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
-from torch import Tensor
+from torch import Tensor, nn
 
 from lightning_gnncomm.comm.channel import Channel
 from lightning_gnncomm.comm.gather import gather_states, unpack_state
+from lightning_gnncomm.comm.threshold import ThresholdState
 from lightning_gnncomm.graph.fingerprint import add_tensor
 from lightning_gnncomm.graph.plan import HaloPlan
 from lightning_gnncomm.strategies.window import Window
@@ -24,16 +25,26 @@ _KEY = "lightning_gnncomm"
 
 
 class Memory:
-    """What the wire remembers, in checkpoints: pending rows, rows both ends hold, decisions, counters and random states.
+    """What the wire remembers, in checkpoints: rows pending and held, gradients held back, decisions, counters, random states.
 
     Args:
         channel: What carries the rows.
         window: What schedules are told.
         device: Where the wire takes tensors from.
+        threshold: What is held back of the gradients of parameters, if anything is.
+        module: Whose parameters these are.
     """
 
-    def __init__(self, channel: Channel, window: Window, device: torch.device) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        window: Window,
+        device: torch.device,
+        threshold: ThresholdState | None,
+        module: nn.Module,
+    ) -> None:
         self._channel, self._window, self._device = channel, window, device
+        self._threshold, self._module = threshold, module
         self._plan = ""
         self._restored: dict[str, Any] | None = None
 
@@ -46,6 +57,8 @@ class Memory:
             "plan": self._plan,
             "step": step,
         }
+        if self._threshold is not None:
+            state["threshold"] = self._threshold.state_dict(self._module.named_parameters())
         packed = gather_states(self._channel.wire, state, self._device)
         if packed is not None:
             checkpoint[_KEY] = {"ranks": packed}
@@ -68,6 +81,8 @@ class Memory:
             return None
         self._restored = unpack_state(packed[wire.rank])
         set_random_state(self._restored["random"])
+        if self._threshold is not None:
+            self._threshold.load_state_dict(self._restored.get("threshold", {}), self._module.named_parameters())
         step: int = self._restored["step"]
         return step
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import GCN
 
-from lightning_gnncomm import AdaptiveWidthCodec, GraphDataModule, HaloStrategy
+from lightning_gnncomm import AdaptiveWidthCodec, GraphDataModule, HaloStrategy, ThresholdCodec
 from lightning_gnncomm.comm.schedule import Asynchronous
 from lightning_gnncomm.testing import RankPool
 from tests.strategies.project import assert_close, graph, loaders, make_trainer, state_of
@@ -63,6 +63,7 @@ class StopAt(pl.Callback):
 def schedule(kind: str) -> Any:
     return {
         "sync": "sync",
+        "thresholds": "sync",
         "async": Asynchronous(),
         "refreshed": Asynchronous(refresh_every=4),
         "guarded": Asynchronous(refresh_every=3, drift_bound=0.01, window=2, patience=2),
@@ -72,7 +73,11 @@ def schedule(kind: str) -> Any:
 def fit(
     kind: str, codec: Any, root: str, steps: int, folder: str, ckpt_path: str | None = None, **options: Any
 ) -> dict[str, Any]:
-    module, strategy = Dropping(), HaloStrategy(codec=copy.deepcopy(codec), schedule=schedule(kind), timeout=None)
+    module = Dropping()
+    gradient_codec = ThresholdCodec(0.05, refresh=3) if kind == "thresholds" else None
+    strategy = HaloStrategy(
+        codec=copy.deepcopy(codec), schedule=schedule(kind), gradient_codec=gradient_codec, timeout=None
+    )
     pl.seed_everything(3, verbose=False)
     checkpoint = ModelCheckpoint(folder, filename="{step}", every_n_train_steps=1, save_top_k=-1)
     trainer = make_trainer(
@@ -110,6 +115,7 @@ CASES = [
     ("async", "identity"),
     ("refreshed", "delta_sign"),
     ("async", AdaptiveWidthCodec(bits_per_value=3, every=3)),
+    ("thresholds", "identity"),
     ("guarded", {"feature": "one_bit", "gradient": "4bit"}),
 ]
 
